@@ -1,0 +1,59 @@
+// File: observer.h
+//
+// What the engine tells whoever measures it. Calls come from the engine thread unless marked, are
+// short, and never block. The default does nothing.
+#ifndef SERVER_ENGINE_OBSERVER_H_
+#define SERVER_ENGINE_OBSERVER_H_
+
+#include <cstdint>
+
+#include "server/pipeline/pipeline.h"
+
+namespace gdn::engine {
+
+enum class EvictionReason { kTtl };
+enum class RejectionReason { kQueueFull, kNoSlot, kDraining };
+enum class CancelPhase { kQueued, kPrefill, kDecode };
+enum class FinishReason { kStop, kLength };
+
+struct StepStats {
+  pipeline::Phase phase = pipeline::Phase::kDecode;
+  int64_t duration_ns = 0;
+  int64_t prefill_tokens = 0;
+  int64_t decode_tokens = 0;
+  int64_t prefill_sequences = 0;
+  int64_t decode_sequences = 0;
+};
+
+// A snapshot of levels, sent after every change that matters and at least once a step.
+struct Levels {
+  int64_t queued_calls = 0;
+  int64_t queued_tokens = 0;
+  int64_t running_streams = 0;   // Generate calls admitted and not finished.
+  int64_t blocked_streams = 0;   // Of those, paused because their reader lags.
+  int64_t live_sessions = 0;
+  int64_t slots_free = 0;
+  int64_t slots_live = 0;        // Idle sessions' slots.
+  int64_t slots_in_flight = 0;   // Slots of sessions in a running call.
+  int64_t slots_reserved = 0;    // The warm-up slot.
+};
+
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void OnStep(const StepStats&) {}
+  virtual void OnLevels(const Levels&) {}          // Any thread.
+  virtual void OnQueueTime(int64_t /*ns*/) {}
+  virtual void OnFirstToken(int64_t /*ns*/) {}     // Of a Generate call, from admission.
+  virtual void OnInterToken(int64_t /*ns*/) {}     // Between tokens of one Generate call.
+  virtual void OnFinished(FinishReason) {}
+  virtual void OnCancelled(CancelPhase) {}         // Any thread.
+  virtual void OnRejected(RejectionReason) {}      // Any thread.
+  virtual void OnEvicted(EvictionReason) {}
+  virtual void OnNonFinite() {}                    // A session was quarantined.
+  virtual void OnStreamBlocked(int64_t /*ns*/) {}  // A paused stream went on after this long.
+};
+
+}  // namespace gdn::engine
+
+#endif  // SERVER_ENGINE_OBSERVER_H_

@@ -1,0 +1,101 @@
+// File: pipeline.h
+//
+// The layer stack as the engine sees it: a pool of state slots, and Run(), which advances a ragged
+// batch of sequences by their inputs. Confined to one thread (the engine's).
+#ifndef SERVER_PIPELINE_PIPELINE_H_
+#define SERVER_PIPELINE_PIPELINE_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace gdn::pipeline {
+
+enum class Positions { kNone, kLast, kAll };
+
+// Facts about the stack that do not change while it lives.
+struct PipelineInfo {
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t num_slots = 0;
+  int64_t state_bytes_per_slot = 0;
+  bool has_embedding = false;
+  bool has_head = false;
+  std::vector<int32_t> eos_token_ids;
+};
+
+// How to choose the token after a sequence's last position; see gdn/kernels/sampling.h.
+struct SampleSpec {
+  float temperature = 0.0f;
+  int32_t top_k = 0;
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  float repetition_penalty = 1.0f;
+  uint64_t seed = 0;
+  int64_t position = 0;               // Of the token to be chosen, in its session.
+  std::span<const int32_t> history;   // Distinct ids for the repetition penalty.
+  int32_t top_logprobs = 0;
+};
+
+// One sequence of a batch: T inputs, as token ids or as rows of hidden states.
+struct SequenceInput {
+  int64_t read_slot = -1;             // In [0, num_slots).
+  int64_t write_slot = -1;            // Distinct within a batch, and nobody else's read slot.
+  bool fresh = false;                 // Start from the zero state; read_slot is ignored.
+  std::span<const int32_t> tokens;    // [T], in [0, vocab_size); or
+  std::span<const float> hidden;      // [T, hidden_size]
+  Positions want_logits = Positions::kNone;
+  Positions want_hidden = Positions::kNone;
+  const SampleSpec* sample = nullptr;  // Choose a token after the last input (T >= 1).
+};
+
+struct TokenLogprob {
+  int32_t id = -1;
+  float logprob = 0.0f;
+};
+
+// Spans point into the pipeline's buffers and are valid until the next Run.
+struct SequenceOutput {
+  bool finite = true;                 // False: NaN or infinity in the state or outputs; treat as lost.
+  std::span<const float> logits;      // [n, vocab_size]
+  std::span<const float> hidden;      // [n, hidden_size], before the final norm
+  TokenLogprob token;                 // If sample was given.
+  std::span<const TokenLogprob> top;  // [top_logprobs]
+};
+
+enum class Phase { kPrefill, kDecode, kMixed };
+
+// Called on the engine thread for each op of a Run, with the op's wall time.
+class KernelTimer {
+ public:
+  virtual ~KernelTimer() = default;
+  // `op` is one of Pipeline::OpNames().
+  virtual void OnKernel(std::string_view op, Phase phase, int64_t duration_ns) = 0;
+};
+
+class Pipeline {
+ public:
+  virtual ~Pipeline() = default;
+
+  virtual const PipelineInfo& info() const = 0;
+  // The closed set of op names reported to KernelTimer.
+  virtual std::span<const std::string_view> OpNames() const = 0;
+  virtual void set_kernel_timer(KernelTimer* timer) = 0;
+
+  // Runs the batch; `outputs` is resized to inputs.size(). A sequence of T == 0 is allowed and leaves
+  // its state as it is. Sequences do not influence each other. An error status means that nothing
+  // can be said about the states of the batch's write slots.
+  virtual absl::Status Run(std::span<const SequenceInput> inputs,
+                           std::vector<SequenceOutput>* outputs) = 0;
+
+  // Copies the whole state of a slot, bit by bit.
+  virtual absl::Status CopySlot(int64_t from, int64_t to) = 0;
+};
+
+}  // namespace gdn::pipeline
+
+#endif  // SERVER_PIPELINE_PIPELINE_H_
