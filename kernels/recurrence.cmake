@@ -1,2 +1,2 @@
-# Sources, tests and benchmarks of the recurrence family; included by CMakeLists.txt.
-list(APPEND GDN_KERNELS_SOURCES)
+# Sources, tests and benchmarks of the recurrence family; included by CMakeLists.txt once the target
+# gdn_kernels exists.
