@@ -36,7 +36,12 @@ struct EngineOptions {
   int64_t max_output_bytes = 48 << 20;    // Logits and hidden states of one call.
   int64_t max_top_logprobs = 20;
   int64_t max_queued_calls = 1024;        // Admitted and unfinished, beyond which calls are refused.
-  int64_t prefill_token_budget = 512;     // Prefill tokens in one step.
+  // An input is cut at multiples of this many tokens from its own start, and a step takes at most
+  // one such chunk of a sequence: where a prompt is cut, and so its bits, never depends on who else
+  // is being served.
+  int64_t prefill_chunk_tokens = 256;
+  // Prefill tokens in one step: as many whole chunks as fit, and at least one.
+  int64_t prefill_token_budget = 512;
   int64_t stream_buffer_tokens = 64;      // Undelivered tokens at which a stream pauses.
   int64_t default_ttl_ms = 600'000;
   int64_t retry_delay_ms = 100;           // Advised with RESOURCE_EXHAUSTED.
