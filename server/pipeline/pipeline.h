@@ -36,18 +36,18 @@ struct SampleSpec {
   float min_p = 0.0f;
   float repetition_penalty = 1.0f;
   uint64_t seed = 0;
-  int64_t position = 0;               // Of the token to be chosen, in its session.
-  std::span<const int32_t> history;   // Distinct ids for the repetition penalty.
+  int64_t position = 0;              // Of the token to be chosen, in its session.
+  std::span<const int32_t> history;  // Distinct ids for the repetition penalty.
   int32_t top_logprobs = 0;
 };
 
 // One sequence of a batch: T inputs, as token ids or as rows of hidden states.
 struct SequenceInput {
-  int64_t read_slot = -1;             // In [0, num_slots).
-  int64_t write_slot = -1;            // Distinct within a batch, and nobody else's read slot.
-  bool fresh = false;                 // Start from the zero state; read_slot is ignored.
-  std::span<const int32_t> tokens;    // [T], in [0, vocab_size); or
-  std::span<const float> hidden;      // [T, hidden_size]
+  int64_t read_slot = -1;           // In [0, num_slots).
+  int64_t write_slot = -1;          // Distinct within a batch, and nobody else's read slot.
+  bool fresh = false;               // Start from the zero state; read_slot is ignored.
+  std::span<const int32_t> tokens;  // [T], in [0, vocab_size); or
+  std::span<const float> hidden;    // [T, hidden_size]
   Positions want_logits = Positions::kNone;
   Positions want_hidden = Positions::kNone;
   const SampleSpec* sample = nullptr;  // Choose a token after the last input (T >= 1).
@@ -60,10 +60,10 @@ struct TokenLogprob {
 
 // Spans point into the pipeline's buffers and are valid until the next Run.
 struct SequenceOutput {
-  bool finite = true;                 // False: NaN or infinity in the state or outputs; treat as lost.
-  std::span<const float> logits;      // [n, vocab_size]
-  std::span<const float> hidden;      // [n, hidden_size], before the final norm
-  TokenLogprob token;                 // If sample was given.
+  bool finite = true;             // False: NaN or infinity in the state or outputs; treat as lost.
+  std::span<const float> logits;  // [n, vocab_size]
+  std::span<const float> hidden;  // [n, hidden_size], before the final norm
+  TokenLogprob token;             // If sample was given.
   std::span<const TokenLogprob> top;  // [top_logprobs]
 };
 
@@ -86,9 +86,9 @@ class Pipeline {
   virtual std::span<const std::string_view> OpNames() const = 0;
   virtual void set_kernel_timer(KernelTimer* timer) = 0;
 
-  // Runs the batch; `outputs` is resized to inputs.size(). A sequence of T == 0 is allowed and leaves
-  // its state as it is. Sequences do not influence each other. An error status means that nothing
-  // can be said about the states of the batch's write slots.
+  // Runs the batch; `outputs` is resized to inputs.size(). A sequence of T == 0 is allowed and
+  // leaves its state as it is. Sequences do not influence each other. An error status means that
+  // nothing can be said about the states of the batch's write slots.
   virtual absl::Status Run(std::span<const SequenceInput> inputs,
                            std::vector<SequenceOutput>* outputs) = 0;
 
