@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
+#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -64,6 +64,35 @@ class CpuPipeline final : public Pipeline {
 
   absl::Status Run(std::span<const SequenceInput> inputs,
                    std::vector<SequenceOutput>* outputs) override {
+    try {
+      return RunOps(inputs, outputs);
+    } catch (const std::bad_alloc&) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "out of memory for a batch of ", inputs.size(),
+          " sequences; use a smaller prefill token budget, or ask for fewer logits at once"));
+    }
+  }
+
+  absl::Status CopySlot(int64_t from, int64_t to) override {
+    GDN_RETURN_IF_ERROR(CheckSlot(from));
+    GDN_RETURN_IF_ERROR(CheckSlot(to));
+    states_.CopySlot(from, to);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<SlotState> ReadSlot(int64_t slot) override {
+    GDN_RETURN_IF_ERROR(CheckSlot(slot));
+    return states_.ReadSlot(slot);
+  }
+
+ private:
+  absl::Status CheckSlot(int64_t slot) const {
+    if (slot >= 0 && slot < info_.num_slots) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("slot ", slot, " is outside [0, ", info_.num_slots, ")"));
+  }
+
+  absl::Status RunOps(std::span<const SequenceInput> inputs, std::vector<SequenceOutput>* outputs) {
     outputs->assign(inputs.size(), {});
     GDN_RETURN_IF_ERROR(plan_.Build(inputs, info_));
     ops_.set_phase(plan_.phase);
@@ -76,18 +105,6 @@ class CpuPipeline final : public Pipeline {
     return absl::OkStatus();
   }
 
-  absl::Status CopySlot(int64_t from, int64_t to) override {
-    for (const int64_t slot : {from, to}) {
-      if (slot < 0 || slot >= info_.num_slots) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("copy slot: slot ", slot, " is outside [0, ", info_.num_slots, ")"));
-      }
-    }
-    states_.CopySlot(from, to);
-    return absl::OkStatus();
-  }
-
- private:
   // Token rows are gathered from the table, hidden rows are copied.
   absl::Status Embed(std::span<const SequenceInput> inputs) {
     ids_.clear();
@@ -189,10 +206,7 @@ class CpuPipeline final : public Pipeline {
   AlignedBuffer<float> logits_;   // [rows of logits, vocab]
 };
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Pipeline>> CreateCpuPipeline(model::Model model,
-                                                            const CpuOptions& options) {
+absl::StatusOr<std::unique_ptr<Pipeline>> Build(model::Model model, const CpuOptions& options) {
   if (options.threads < 0 || options.threads > 1024) {
     return absl::InvalidArgumentError(
         absl::StrCat("cpu threads must be in 0..1024 (0: all cores), got ", options.threads));
@@ -234,6 +248,18 @@ absl::StatusOr<std::unique_ptr<Pipeline>> CreateCpuPipeline(model::Model model,
                                     std::move(pool), std::move(info));
   pipeline->Reserve(options.max_step_tokens);
   return pipeline;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Pipeline>> CreateCpuPipeline(model::Model model,
+                                                            const CpuOptions& options) {
+  try {
+    return Build(std::move(model), options);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(
+        "out of memory while packing the weights; they are held twice for a moment");
+  }
 }
 
 }  // namespace gdn::pipeline

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace gdn::pipeline {
 
@@ -67,6 +68,12 @@ struct SequenceOutput {
   std::span<const TokenLogprob> top;  // [top_logprobs]
 };
 
+// A slot's whole state in the canonical layout, widened to FP32.
+struct SlotState {
+  std::vector<float> recurrent;  // [layers][HV][V][K]
+  std::vector<float> conv;       // [layers][W-1][C], raw q|k|v columns, oldest first
+};
+
 enum class Phase { kPrefill, kDecode, kMixed };
 
 // Called on the engine thread for each op of a Run, with the op's wall time.
@@ -94,6 +101,11 @@ class Pipeline {
 
   // Copies the whole state of a slot, bit by bit.
   virtual absl::Status CopySlot(int64_t from, int64_t to) = 0;
+
+  // Reads a slot back. UNIMPLEMENTED where a pipeline keeps no such state.
+  virtual absl::StatusOr<SlotState> ReadSlot(int64_t /*slot*/) {
+    return absl::UnimplementedError("this pipeline keeps no readable state");
+  }
 };
 
 }  // namespace gdn::pipeline

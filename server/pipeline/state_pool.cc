@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -79,6 +80,26 @@ void StatePool::CopySlot(int64_t from, int64_t to) const {
     std::memcpy(windows + to * conv_elements_, windows + from * conv_elements_,
                 static_cast<size_t>(conv_elements_) * sizeof(float));
   }
+}
+
+SlotState StatePool::ReadSlot(int64_t slot) const {
+  SlotState state;
+  state.recurrent.reserve(static_cast<size_t>(num_layers_ * recurrent_elements_));
+  for (int64_t layer = 0; layer < num_layers_; ++layer) {
+    const int64_t first = slot * recurrent_elements_;
+    if (recurrent_type_ == GDN_F32) {
+      const float* values = static_cast<const float*>(recurrent(layer)) + first;
+      state.recurrent.insert(state.recurrent.end(), values, values + recurrent_elements_);
+    } else {
+      const uint16_t* values = static_cast<const uint16_t*>(recurrent(layer)) + first;
+      for (int64_t i = 0; i < recurrent_elements_; ++i) {
+        state.recurrent.push_back(std::bit_cast<float>(static_cast<uint32_t>(values[i]) << 16));
+      }
+    }
+    const float* window = conv(layer) + slot * conv_elements_;
+    state.conv.insert(state.conv.end(), window, window + conv_elements_);
+  }
+  return state;
 }
 
 }  // namespace gdn::pipeline

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "gdn/kernels/types.h"
 #include "server/model/model_spec.h"
+#include "server/pipeline/pipeline.h"
 
 namespace gdn::pipeline {
 
@@ -36,6 +37,8 @@ class StatePool {
 
   // Copies all layers of one slot. Both in [0, num_slots).
   void CopySlot(int64_t from, int64_t to) const;
+  // All layers of one slot, widened to FP32.
+  SlotState ReadSlot(int64_t slot) const;
 
  private:
   StatePool() = default;
