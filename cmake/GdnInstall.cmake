@@ -1,1 +1,11 @@
-# install
+# What `cmake --install` lays down: the kernel library with its headers and, with the server, the two
+# programs.
+include(GNUInstallDirs)
+
+install(TARGETS gdn_kernels_shared LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/kernels/include/gdn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+if(GDN_SERVER)
+  install(TARGETS gdn_server gdnctl RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/proto/gdn ${PROJECT_SOURCE_DIR}/proto/google
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/gdn/proto FILES_MATCHING PATTERN "*.proto")
+endif()

@@ -1,0 +1,71 @@
+// What the golden tests share: a checkpoint with its goldens, and a small driver of the pipeline.
+#ifndef TESTS_GOLDEN_TESTING_H_
+#define TESTS_GOLDEN_TESTING_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "server/model/safetensors.h"
+#include "server/model/weights.h"
+#include "server/pipeline/cpu_pipeline.h"
+
+namespace gdn::golden {
+
+// A golden file's tensors by name.
+class Goldens {
+ public:
+  explicit Goldens(const std::string& path);
+  bool Has(const std::string& name) const;
+  std::vector<float> Floats(const std::string& name) const;
+  std::vector<int32_t> Ints(const std::string& name) const;
+
+ private:
+  const model::TensorInfo& Get(const std::string& name) const;
+  std::shared_ptr<const model::SafetensorsFile> file_;
+};
+
+// A checkpoint of the test data: its folder and its goldens' file.
+struct Checkpoint {
+  std::string name;
+  std::string model_dir;
+  std::string golden_path;
+};
+std::vector<Checkpoint> Checkpoints();
+std::string SourcePath(const std::string& relative);
+
+struct StackOptions {
+  pipeline::CpuOptions cpu;
+  std::optional<model::LayerRange> layers;
+};
+std::unique_ptr<pipeline::Pipeline> LoadStack(const std::string& model_dir,
+                                              const StackOptions& options);
+
+// ||a - b|| / ||b||; infinite if the sizes differ or anything is not finite.
+double RelativeL2(std::span<const float> a, std::span<const float> b);
+
+// Index of the largest value, the lowest on ties.
+int64_t ArgMax(std::span<const float> row);
+
+// One sequence on one slot, advanced call by call.
+class Session {
+ public:
+  Session(pipeline::Pipeline* pipeline, int64_t slot) : pipeline_(pipeline), slot_(slot) {}
+
+  // Feeds tokens; returns the logits asked for.
+  std::vector<float> Feed(std::span<const int32_t> tokens,
+                          pipeline::Positions logits = pipeline::Positions::kLast);
+  pipeline::SlotState State() const;
+
+ private:
+  pipeline::Pipeline* pipeline_;
+  int64_t slot_;
+  bool fresh_ = true;
+};
+
+}  // namespace gdn::golden
+
+#endif  // TESTS_GOLDEN_TESTING_H_
