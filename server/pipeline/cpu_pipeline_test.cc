@@ -1,0 +1,200 @@
+// The CPU pipeline on a model with made-up weights: slots, forks, threads, damage. Its numbers are
+// judged by the golden tests.
+#include "server/pipeline/cpu_pipeline.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <set>
+#include <string>
+
+namespace gdn::pipeline {
+namespace {
+
+constexpr int64_t kSlots = 6;
+const std::vector<int32_t> kPrompt = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5};
+
+std::unique_ptr<Pipeline> Make(CpuOptions options = {}) {
+  model::LoadOptions load;
+  load.path = std::string(GDN_SOURCE_DIR) + "/tests/data/models/qwen3_5-pure-d64";
+  load.random_weights = 7;
+  auto model = model::LoadModel(load);
+  EXPECT_TRUE(model.ok()) << model.status();
+  options.num_slots = kSlots;
+  auto pipeline = CreateCpuPipeline(*std::move(model), options);
+  EXPECT_TRUE(pipeline.ok()) << pipeline.status();
+  return *std::move(pipeline);
+}
+
+std::vector<float> Run(Pipeline* pipeline, const SequenceInput& input, bool* finite = nullptr) {
+  std::vector<SequenceOutput> outputs;
+  const absl::Status status = pipeline->Run({&input, 1}, &outputs);
+  EXPECT_TRUE(status.ok()) << status;
+  if (finite != nullptr) *finite = outputs[0].finite;
+  return {outputs[0].logits.begin(), outputs[0].logits.end()};
+}
+
+SequenceInput Fresh(int64_t slot) {
+  return {.write_slot = slot, .fresh = true, .tokens = kPrompt, .want_logits = Positions::kLast};
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+bool SameBits(const SlotState& a, const SlotState& b) {
+  return SameBits(a.recurrent, b.recurrent) && SameBits(a.conv, b.conv);
+}
+
+TEST(CpuPipeline, OtherSlotsKeepTheirBits) {
+  auto pipeline = Make();
+  Run(pipeline.get(), Fresh(1));
+  Run(pipeline.get(), Fresh(3));
+  const SlotState before = *pipeline->ReadSlot(1);
+  SequenceInput input = Fresh(2);
+  Run(pipeline.get(), input);
+  input.fresh = false;
+  input.read_slot = 2;
+  Run(pipeline.get(), input);
+  EXPECT_TRUE(SameBits(*pipeline->ReadSlot(1), before));
+  EXPECT_TRUE(SameBits(*pipeline->ReadSlot(3), before));
+  EXPECT_FALSE(SameBits(*pipeline->ReadSlot(2), before));
+}
+
+TEST(CpuPipeline, AReusedSlotStartsClean) {
+  auto pipeline = Make();
+  const std::vector<float> first = Run(pipeline.get(), Fresh(1));
+  SequenceInput more = Fresh(1);
+  more.fresh = false;
+  more.read_slot = 1;
+  Run(pipeline.get(), more);
+  EXPECT_TRUE(SameBits(Run(pipeline.get(), Fresh(1)), first));
+}
+
+TEST(CpuPipeline, ReadingOneSlotAndWritingAnotherForks) {
+  auto pipeline = Make();
+  Run(pipeline.get(), Fresh(1));
+  const SlotState parent = *pipeline->ReadSlot(1);
+  const std::vector<int32_t> one = {7};
+  for (const std::vector<int32_t>& tokens : {one, kPrompt}) {
+    ASSERT_TRUE(pipeline->CopySlot(1, 2).ok());
+    EXPECT_TRUE(SameBits(*pipeline->ReadSlot(2), parent));
+    SequenceInput in_place = {
+        .read_slot = 2, .write_slot = 2, .tokens = tokens, .want_logits = Positions::kLast};
+    SequenceInput fork = in_place;
+    fork.read_slot = 1;
+    fork.write_slot = 4;
+    EXPECT_TRUE(SameBits(Run(pipeline.get(), fork), Run(pipeline.get(), in_place)));
+    EXPECT_TRUE(SameBits(*pipeline->ReadSlot(4), *pipeline->ReadSlot(2)));
+    EXPECT_TRUE(SameBits(*pipeline->ReadSlot(1), parent));
+  }
+}
+
+TEST(CpuPipeline, AnEmptySequenceLeavesItsStateAlone) {
+  auto pipeline = Make();
+  Run(pipeline.get(), Fresh(1));
+  const SlotState before = *pipeline->ReadSlot(1);
+  SequenceInput empty = {.read_slot = 1, .write_slot = 1, .want_logits = Positions::kLast};
+  EXPECT_TRUE(Run(pipeline.get(), empty).empty());
+  EXPECT_TRUE(SameBits(*pipeline->ReadSlot(1), before));
+}
+
+TEST(CpuPipeline, TheNumberOfThreadsDoesNotChangeTheBits) {
+  auto one = Make({.threads = 1});
+  auto three = Make({.threads = 3});
+  std::vector<SequenceInput> batch = {Fresh(1), Fresh(2), Fresh(3)};
+  batch[1].tokens = batch[1].tokens.first(1);
+  std::vector<SequenceOutput> a;
+  std::vector<SequenceOutput> b;
+  ASSERT_TRUE(one->Run(batch, &a).ok());
+  ASSERT_TRUE(three->Run(batch, &b).ok());
+  for (size_t i = 0; i < batch.size(); ++i) {
+    EXPECT_TRUE(SameBits({a[i].logits.begin(), a[i].logits.end()},
+                         {b[i].logits.begin(), b[i].logits.end()}));
+    EXPECT_TRUE(SameBits(*one->ReadSlot(1 + static_cast<int64_t>(i)),
+                         *three->ReadSlot(1 + static_cast<int64_t>(i))));
+  }
+}
+
+TEST(CpuPipeline, DamageIsReportedForItsSequenceAlone) {
+  auto pipeline = Make();
+  std::vector<float> rows(2 * static_cast<size_t>(pipeline->info().hidden_size), 1.0f);
+  rows[5] = std::numeric_limits<float>::quiet_NaN();
+  SequenceInput poison = {.write_slot = 1, .fresh = true, .hidden = rows};
+  const std::vector<SequenceInput> batch = {Fresh(2), poison, Fresh(3)};
+  std::vector<SequenceOutput> outputs;
+  ASSERT_TRUE(pipeline->Run(batch, &outputs).ok());
+  EXPECT_TRUE(outputs[0].finite);
+  EXPECT_FALSE(outputs[1].finite);
+  EXPECT_TRUE(outputs[2].finite);
+  // The damage stays in the slot, and a fresh start cleans it.
+  SequenceInput next = {.read_slot = 1, .write_slot = 1, .tokens = kPrompt};
+  bool finite = true;
+  Run(pipeline.get(), next, &finite);
+  EXPECT_FALSE(finite);
+  Run(pipeline.get(), Fresh(1), &finite);
+  EXPECT_TRUE(finite);
+}
+
+TEST(CpuPipeline, Bfloat16StatesStayClose) {
+  auto exact = Make();
+  auto rounded = Make({.state_type = StateType::kBFloat16});
+  EXPECT_LT(rounded->info().state_bytes_per_slot, exact->info().state_bytes_per_slot);
+  const std::vector<float> a = Run(exact.get(), Fresh(1));
+  const std::vector<float> b = Run(rounded.get(), Fresh(1));
+  ASSERT_EQ(a.size(), b.size());
+  double error = 0;
+  double norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    error += std::pow(double{a[i]} - double{b[i]}, 2);
+    norm += std::pow(double{a[i]}, 2);
+  }
+  EXPECT_LE(std::sqrt(error / norm), 1e-2);
+}
+
+TEST(CpuPipeline, RefusesBadOptionsAndSlots) {
+  model::LoadOptions load;
+  load.path = std::string(GDN_SOURCE_DIR) + "/tests/data/models/qwen3_5-pure-d64";
+  load.random_weights = 7;
+  EXPECT_EQ(CreateCpuPipeline(*model::LoadModel(load), {.num_slots = 1}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CreateCpuPipeline(*model::LoadModel(load), {.threads = -1}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      CreateCpuPipeline(*model::LoadModel(load), {.num_slots = int64_t{1} << 50}).status().code(),
+      absl::StatusCode::kResourceExhausted);
+  auto pipeline = Make();
+  EXPECT_EQ(pipeline->CopySlot(0, kSlots).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(pipeline->ReadSlot(-1).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+class OpCounter final : public KernelTimer {
+ public:
+  void OnKernel(std::string_view op, Phase phase, int64_t duration_ns) override {
+    names.insert(std::string(op));
+    phases.insert(phase);
+    EXPECT_GE(duration_ns, 0);
+  }
+  std::set<std::string> names;
+  std::set<Phase> phases;
+};
+
+TEST(CpuPipeline, TimesEveryOpUnderItsName) {
+  auto pipeline = Make();
+  OpCounter counter;
+  pipeline->set_kernel_timer(&counter);
+  SampleSpec sample;
+  std::vector<SequenceInput> batch = {Fresh(1), Fresh(2)};
+  batch[0].tokens = batch[0].tokens.first(1);
+  batch[0].sample = &sample;
+  std::vector<SequenceOutput> outputs;
+  ASSERT_TRUE(pipeline->Run(batch, &outputs).ok());
+  const auto names = pipeline->OpNames();
+  EXPECT_EQ(counter.names, std::set<std::string>(names.begin(), names.end()));
+  EXPECT_EQ(counter.phases, std::set<Phase>{Phase::kMixed});
+}
+
+}  // namespace
+}  // namespace gdn::pipeline
