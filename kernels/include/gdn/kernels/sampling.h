@@ -15,7 +15,11 @@
  *       of the batch, and of the device up to the rounding of log.
  *
  *  Log-probabilities are those of the model: log softmax of the input logits, before steps 1-5.
- *  Rows whose logits hold NaN or +inf, or only -inf, give token -1.
+ *  Rows whose logits hold NaN or +inf, or only -inf, give token -1, log-probabilities NaN and
+ *  alternatives -1.
+ *
+ *  u = 1 - (word + 0.5) / 2^32, word = the first word of Philox4x32-10 with counter
+ *  (id, 0, position low, position high) and key (seed low, seed high).
  */
 #ifndef GDN_KERNELS_SAMPLING_H_
 #define GDN_KERNELS_SAMPLING_H_
@@ -56,7 +60,10 @@ gdn_status gdn_sample_workspace(const gdn_exec* exec, const gdn_sampling_args* a
 
 #ifdef __cplusplus
 } /* extern "C" */
-namespace gdn::ref { gdn_status Sample(const gdn_exec&, const gdn_sampling_args&); }
+namespace gdn::ref {
+gdn_status Sample(const gdn_exec&, const gdn_sampling_args&);
+size_t SampleWorkspace(const gdn_exec&, const gdn_sampling_args&);
+}  // namespace gdn::ref
 namespace gdn::cpu {
 gdn_status Sample(const gdn_exec&, const gdn_sampling_args&);
 size_t SampleWorkspace(const gdn_exec&, const gdn_sampling_args&);
