@@ -4,7 +4,9 @@
 //
 // Matrices are views of the checkpoint's memory ([out, in] row-major, as stored); the small vectors
 // are materialised in FP32, norms as the multiplier to use, so that no later code asks whether a
-// family's norms are zero-centred. A Weights object owns or keeps alive everything its views name.
+// family's norms are zero-centred. A Weights object owns or keeps alive everything its views name:
+// a pipeline that has packed its matrices drops it, and with it the mappings. The files must not
+// change while they are mapped.
 #ifndef SERVER_MODEL_WEIGHTS_H_
 #define SERVER_MODEL_WEIGHTS_H_
 
@@ -34,20 +36,20 @@ struct MatrixView {
 };
 
 struct GdnLayerWeights {
-  std::vector<float> input_norm;      // [hidden] multiplier
-  MatrixView qkv;                     // [2*H*K + HV*V, hidden]
-  MatrixView z;                       // [HV*V, hidden]
-  MatrixView b;                       // [HV, hidden]
-  MatrixView a;                       // [HV, hidden]
-  std::vector<float> conv;            // [conv_channels, W], tap W-1 newest
-  std::vector<float> a_log;           // [HV]
-  std::vector<float> dt_bias;         // [HV]
-  std::vector<float> gated_norm;      // [V] multiplier
-  MatrixView out;                     // [hidden, HV*V]
-  std::vector<float> mlp_norm;        // [hidden] multiplier
-  MatrixView gate;                    // [intermediate, hidden]
-  MatrixView up;                      // [intermediate, hidden]
-  MatrixView down;                    // [hidden, intermediate]
+  std::vector<float> input_norm;  // [hidden] multiplier
+  MatrixView qkv;                 // [2*H*K + HV*V, hidden]
+  MatrixView z;                   // [HV*V, hidden]
+  MatrixView b;                   // [HV, hidden]
+  MatrixView a;                   // [HV, hidden]
+  std::vector<float> conv;        // [conv_channels, W], tap W-1 newest
+  std::vector<float> a_log;       // [HV]
+  std::vector<float> dt_bias;     // [HV]
+  std::vector<float> gated_norm;  // [V] multiplier
+  MatrixView out;                 // [hidden, HV*V]
+  std::vector<float> mlp_norm;    // [hidden] multiplier
+  MatrixView gate;                // [intermediate, hidden]
+  MatrixView up;                  // [intermediate, hidden]
+  MatrixView down;                // [hidden, intermediate]
 };
 
 struct Weights {
@@ -61,9 +63,9 @@ struct Weights {
 };
 
 struct LoadOptions {
-  std::string path;                          // Folder with config.json and safetensors.
-  std::optional<LayerRange> layers;          // Default: all.
-  std::optional<uint64_t> random_weights;    // Seed: make the weights up, read config.json alone.
+  std::string path;                        // Folder with config.json, or a config file in it.
+  std::optional<LayerRange> layers;        // Default: all.
+  std::optional<uint64_t> random_weights;  // Seed: make the weights up, read config.json alone.
 };
 
 struct Model {
@@ -71,14 +73,16 @@ struct Model {
   ModelSpec spec;
   LayerRange layers;
   Weights weights;
+  std::vector<std::string> unknown_config_keys;  // Ignored by the loader; to be logged.
 };
 
 // Loads and fully validates a checkpoint. Everything that is wrong with the tensors is reported in
 // one status, by name: missing, unexpected, wrong shape, wrong type.
 //   NOT_FOUND            a file is missing
 //   INVALID_ARGUMENT     malformed or inconsistent files; absurd dimensions; bad layer range
-//   UNIMPLEMENTED        architecture, layer type, quantisation, rope type, ... that is not supported;
-//                        the message has its name and the list of what is
+//   UNIMPLEMENTED        architecture, layer type, quantisation, rope type, ...: the message has
+//                        its name and the list of what is supported
+//   RESOURCE_EXHAUSTED   not enough memory for random weights
 absl::StatusOr<Model> LoadModel(const LoadOptions& options);
 
 }  // namespace gdn::model
