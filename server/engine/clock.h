@@ -10,7 +10,7 @@ namespace gdn::engine {
 class Clock {
  public:
   virtual ~Clock() = default;
-  virtual int64_t NowNs() const = 0;      // Monotonic, from an arbitrary origin.
+  virtual int64_t NowNs() const = 0;  // Monotonic, from an arbitrary origin.
   virtual int64_t UnixTimeMs() const = 0;
 };
 

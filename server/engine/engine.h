@@ -4,9 +4,9 @@
 // pick decode rows and a budget of prefill tokens, run them as one batch, hand the results out.
 //
 // Thread-safety: all public methods may be called from any thread, except where they say otherwise.
-// Ownership: the pipeline, clock and observer are borrowed and must outlive the engine.
-// Errors carry machine-readable payloads (see status_payload.h): the true position of a mismatch,
-// the delay after which a retry makes sense.
+// Ownership: the pipeline, clock and observer are borrowed and must outlive the engine, and the
+// engine must outlive the handles of its calls. Errors carry machine-readable payloads (see
+// status_payload.h): the true position of a mismatch, the delay after which a retry makes sense.
 #ifndef SERVER_ENGINE_ENGINE_H_
 #define SERVER_ENGINE_ENGINE_H_
 
@@ -28,28 +28,30 @@
 namespace gdn::engine {
 
 struct EngineOptions {
-  int64_t max_batch_sequences = 256;      // Sequences in one Prefill or Step call.
-  int64_t max_batch_rows = 256;           // Sequences the engine runs in one step.
-  int64_t max_input_tokens = 1 << 20;     // Of one sequence in one call.
-  int64_t max_step_tokens = 8;            // Of one sequence in one Step call.
+  int64_t max_batch_sequences = 256;   // Sequences in one Prefill or Step call.
+  int64_t max_batch_rows = 256;        // Sequences the engine runs in one step.
+  int64_t max_input_tokens = 1 << 20;  // Of one sequence in one call.
+  int64_t max_step_tokens = 8;         // Of one sequence in one Step call.
   int64_t max_new_tokens = 1 << 20;
-  int64_t max_output_bytes = 48 << 20;    // Logits and hidden states of one call.
+  int64_t max_output_bytes = 48 << 20;  // Logits and hidden states of one call.
   int64_t max_top_logprobs = 20;
-  int64_t max_queued_calls = 1024;        // Admitted and unfinished, beyond which calls are refused.
+  int64_t max_queued_calls = 1024;  // Admitted and unfinished, beyond which calls are refused.
   // An input is cut at multiples of this many tokens from its own start, and a step takes at most
   // one such chunk of a sequence: where a prompt is cut, and so its bits, never depends on who else
   // is being served.
   int64_t prefill_chunk_tokens = 256;
   // Prefill tokens in one step: as many whole chunks as fit, and at least one.
   int64_t prefill_token_budget = 512;
-  int64_t stream_buffer_tokens = 64;      // Undelivered tokens at which a stream pauses.
+  int64_t stream_buffer_tokens = 64;  // Undelivered tokens at which a stream pauses.
   int64_t default_ttl_ms = 600'000;
-  int64_t retry_delay_ms = 100;           // Advised with RESOURCE_EXHAUSTED.
+  int64_t retry_delay_ms = 100;  // Advised with RESOURCE_EXHAUSTED.
 };
 
 // Per call: when to give up, and whom to wake. on_ready is called from the engine thread (or from
 // the thread that cancels) whenever Drain or Take would yield something new; it must only wake
-// somebody up. It is not called any more once the handle has been destroyed.
+// somebody up, once per step at most. It may be called before Submit or Generate has returned. It
+// is not called any more once the handle has been destroyed: the destructor waits for an on_ready
+// that is running, so do not destroy a handle while holding a lock that on_ready takes.
 struct CallOptions {
   std::optional<int64_t> deadline_ns;  // On the engine's clock.
   std::function<void()> on_ready;
@@ -89,7 +91,8 @@ class Engine {
   // Runs a small batch on the reserved slot, so that the first request finds everything ready.
   // Before Start().
   virtual absl::Status WarmUp() = 0;
-  // One turn of the loop, on the calling thread; false if there was nothing to do. Not with Start().
+  // One turn of the loop, on the calling thread; false if there was nothing to do. Not with
+  // Start().
   virtual bool StepOnce() = 0;
   // From now on calls are refused with UNAVAILABLE; running ones go on.
   virtual void BeginDrain() = 0;

@@ -101,8 +101,8 @@ struct GenerateRequest {
 struct GenerateChunk {
   std::vector<ChosenToken> tokens;
   int64_t position = 0;
-  bool done = false;      // No more chunks follow; the fields below are set.
-  absl::Status status;    // OK, or why the stream ended early.
+  bool done = false;    // No more chunks follow; the fields below are set.
+  absl::Status status;  // OK, or why the stream ended early.
   FinishReason finish_reason = FinishReason::kStop;  // If status is OK.
   int64_t input_tokens = 0;
   int64_t output_tokens = 0;
@@ -115,9 +115,9 @@ struct SessionInfo {
   std::string parent_id;
   int64_t position = 0;
   uint64_t token_hash = 0;
-  int64_t create_time_ms = 0;    // Unix time.
+  int64_t create_time_ms = 0;  // Unix time.
   int64_t last_use_time_ms = 0;
-  int64_t ttl_ms = 0;            // 0: never evicted.
+  int64_t ttl_ms = 0;  // 0: never evicted.
   bool in_use = false;
   int64_t state_bytes = 0;
 };

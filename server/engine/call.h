@@ -1,0 +1,106 @@
+// File: call.h
+//
+// The state of one running call. A Prefill or Step call has one CallSequence per session; a
+// Generate call has one, and a Stream.
+//
+// Who may touch what: everything is under the engine's lock, except that while `in_step` is set the
+// engine thread alone owns the sequences' inputs, results and staged outputs, so that it can copy
+// outputs without the lock. Whoever wants the call to end meanwhile leaves a status in `ending`.
+#ifndef SERVER_ENGINE_CALL_H_
+#define SERVER_ENGINE_CALL_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/engine/engine.h"
+#include "server/engine/scheduler.h"
+#include "server/engine/session_table.h"
+#include "server/engine/token_history.h"
+#include "server/engine/types.h"
+
+namespace gdn::engine {
+
+struct CallSequence {
+  Session* session = nullptr;  // nullptr once the call has given it back.
+  Input input;
+  int64_t length = 0;    // Of the input.
+  int64_t consumed = 0;  // Of the input.
+  OutputSelection output;
+  pipeline::SampleSpec sample;
+  TokenHistory history;
+  SequenceResult result;  // Of a batch call.
+  bool done = false;
+
+  // What the step in progress has yielded, until it is applied under the lock.
+  uint64_t staged_hash = 0;
+  absl::Status staged_status;
+  bool staged_non_finite = false;  // Why, if staged_status is not OK.
+  std::optional<ChosenToken> staged_token;
+};
+
+// The part of a Generate call that comes after its input.
+struct Stream {
+  std::unique_ptr<Session> throw_away;  // Absent for a named session.
+  uint64_t seed = 0;
+  int64_t max_new_tokens = 0;
+  std::vector<int32_t> stop_ids;  // Sorted.
+  bool return_logits = false;
+  int64_t buffer_limit = 0;
+
+  int32_t last_token = -1;
+  int64_t output_tokens = 0;
+  bool absorbing = false;  // All is streamed; one step feeds the last token to a named session.
+  FinishReason finish_reason = FinishReason::kStop;
+  int64_t position = 0;  // Of the session; kept here because the session may be gone.
+
+  std::vector<ChosenToken> buffer;  // Not drained yet.
+  bool paused = false;
+  int64_t paused_since_ns = 0;
+  int64_t first_token_ns = 0;
+  int64_t last_token_ns = 0;
+};
+
+enum class CallType { kPrefill, kStep, kGenerate };
+
+struct Call : std::enable_shared_from_this<Call> {
+  CallType type = CallType::kPrefill;
+  CallOptions options;
+  std::vector<CallSequence> sequences;  // Not resized after admission: steps point into it.
+  std::unique_ptr<Stream> stream;       // Of a Generate call.
+  Work work;
+
+  bool started = false;  // A step has worked for it.
+  bool in_step = false;
+  bool done = false;
+  bool delivered = false;              // The result or last chunk has been handed out.
+  std::optional<absl::Status> ending;  // Why to end after the step in progress.
+  absl::Status status;                 // Once done.
+  int64_t unfinished = 0;              // Sequences.
+  int64_t waiting_tokens = 0;          // Of the inputs, not run yet.
+  int64_t admitted_ns = 0;
+  Timings timings;
+
+  // Wakes the caller, unless its handle is gone. Never under the engine's lock.
+  void NotifyReady() {
+    const std::lock_guard<std::recursive_mutex> lock(callback_mu);
+    if (!detached && options.on_ready) options.on_ready();
+  }
+  // Afterwards on_ready is not running and never will be (unless this is called from within it).
+  void Detach() {
+    const std::lock_guard<std::recursive_mutex> lock(callback_mu);
+    detached = true;
+  }
+
+  // Recursive, so that on_ready may destroy the handle.
+  std::recursive_mutex callback_mu;
+  bool detached = false;  // Guarded by callback_mu.
+};
+
+}  // namespace gdn::engine
+
+#endif  // SERVER_ENGINE_CALL_H_

@@ -1,0 +1,45 @@
+#include "server/engine/outbox.h"
+
+namespace gdn::engine {
+
+void Outbox::Send(Observer* observer) {
+  for (const Entry& entry : events_) {
+    switch (entry.event) {
+      case Event::kQueueTime:
+        observer->OnQueueTime(entry.value);
+        break;
+      case Event::kFirstToken:
+        observer->OnFirstToken(entry.value);
+        break;
+      case Event::kInterToken:
+        observer->OnInterToken(entry.value);
+        break;
+      case Event::kFinished:
+        observer->OnFinished(static_cast<FinishReason>(entry.value));
+        break;
+      case Event::kCancelled:
+        observer->OnCancelled(static_cast<CancelPhase>(entry.value));
+        break;
+      case Event::kRejected:
+        observer->OnRejected(static_cast<RejectionReason>(entry.value));
+        break;
+      case Event::kEvicted:
+        observer->OnEvicted(static_cast<EvictionReason>(entry.value));
+        break;
+      case Event::kNonFinite:
+        observer->OnNonFinite();
+        break;
+      case Event::kStepFailed:
+        observer->OnStepFailed();
+        break;
+      case Event::kStreamBlocked:
+        observer->OnStreamBlocked(entry.value);
+        break;
+    }
+  }
+  events_.clear();
+  for (const std::shared_ptr<Call>& call : ready_) call->NotifyReady();
+  ready_.clear();
+}
+
+}  // namespace gdn::engine

@@ -1,0 +1,205 @@
+#include "server/engine/testing/fake_pipeline.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "absl/strings/str_cat.h"
+
+namespace gdn::engine {
+namespace {
+
+using pipeline::Positions;
+using pipeline::SampleSpec;
+using pipeline::SequenceInput;
+using pipeline::SequenceOutput;
+using pipeline::TokenLogprob;
+
+uint64_t Mix(uint64_t a, uint64_t b) {
+  uint64_t x = (a ^ (b + 0x9e3779b97f4a7c15u)) * 0xff51afd7ed558ccdu;
+  x ^= x >> 33;
+  x *= 0xc4ceb9fe1a85ec53u;
+  return x ^ (x >> 29);
+}
+
+float ToFloat(uint64_t x) { return static_cast<float>(x % 2048) / 1024.0f - 1.0f; }
+
+}  // namespace
+
+void FakeSequence::Consume(int32_t token) {
+  state_ = Mix(state_, static_cast<uint32_t>(token));
+  ++position_;
+}
+
+void FakeSequence::ConsumeHidden(std::span<const float> row) {
+  for (const float x : row) state_ = Mix(state_, std::bit_cast<uint32_t>(x) + 0x100000000u);
+  ++position_;
+}
+
+std::vector<float> FakeSequence::Logits() const {
+  std::vector<float> logits(static_cast<size_t>(info_.vocab_size));
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = ToFloat(Mix(state_, i));
+  return logits;
+}
+
+std::vector<float> FakeSequence::Hidden() const {
+  std::vector<float> hidden(static_cast<size_t>(info_.hidden_size));
+  for (size_t i = 0; i < hidden.size(); ++i) hidden[i] = ToFloat(Mix(state_, i + 1'000'000));
+  return hidden;
+}
+
+TokenLogprob FakeSequence::Sample(const SampleSpec& spec) const {
+  uint64_t x = Mix(state_, spec.seed);
+  x = Mix(x, static_cast<uint64_t>(spec.position));
+  x = Mix(x, std::bit_cast<uint32_t>(spec.temperature));
+  for (const int32_t id : spec.history) x = Mix(x, static_cast<uint32_t>(id));
+  const auto id = static_cast<int32_t>(x % static_cast<uint64_t>(info_.vocab_size));
+  return {id, ToFloat(x)};
+}
+
+std::vector<TokenLogprob> FakeSequence::Top(int32_t count) const {
+  std::vector<TokenLogprob> top;
+  for (int32_t i = 0; i < count; ++i) top.push_back({i, ToFloat(Mix(state_, 77u + i))});
+  return top;
+}
+
+std::vector<int32_t> FakeSequence::Generate(int64_t count, uint64_t seed) {
+  std::vector<int32_t> tokens;
+  for (int64_t i = 0; i < count; ++i) {
+    SampleSpec spec;
+    spec.seed = seed;
+    spec.position = position_;
+    tokens.push_back(Sample(spec).id);
+    Consume(tokens.back());
+  }
+  return tokens;
+}
+
+pipeline::PipelineInfo FakePipeline::DefaultInfo(int64_t num_slots) {
+  pipeline::PipelineInfo info;
+  info.vocab_size = 1000;
+  info.hidden_size = 3;
+  info.num_slots = num_slots;
+  info.state_bytes_per_slot = 4096;
+  info.has_embedding = true;
+  info.has_head = true;
+  return info;
+}
+
+FakePipeline::FakePipeline(pipeline::PipelineInfo info)
+    : info_(std::move(info)), slots_(static_cast<size_t>(info_.num_slots)) {}
+
+std::vector<std::string> FakePipeline::violations() const {
+  const std::lock_guard<std::mutex> lock(mu_);
+  return violations_;
+}
+
+void FakePipeline::Violation(const std::string& what) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  violations_.push_back(what);
+}
+
+void FakePipeline::CheckInputs(std::span<const SequenceInput> inputs) {
+  std::vector<int> written(slots_.size(), 0);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const SequenceInput& in = inputs[i];
+    for (const int64_t slot : {in.read_slot, in.write_slot}) {
+      if (slot < 0 || slot >= info_.num_slots) Violation(absl::StrCat("slot ", slot));
+    }
+    if (in.write_slot < 0 || in.write_slot >= info_.num_slots) continue;
+    if (++written[static_cast<size_t>(in.write_slot)] > 1) {
+      Violation(absl::StrCat("slot ", in.write_slot, " written twice in one batch"));
+    }
+    for (size_t j = 0; j < inputs.size(); ++j) {
+      if (j != i && inputs[j].read_slot == in.write_slot && !inputs[j].fresh) {
+        Violation(absl::StrCat("slot ", in.write_slot, " written and read by others"));
+      }
+    }
+    if (!in.fresh && !slots_[static_cast<size_t>(in.read_slot)].written) {
+      Violation(absl::StrCat("slot ", in.read_slot, " read and never written"));
+    }
+    if (!in.tokens.empty() && !in.hidden.empty()) Violation("tokens and hidden rows");
+    if (in.tokens.empty() && in.hidden.empty() && in.sample != nullptr) Violation("empty sampled");
+    for (const int32_t token : in.tokens) {
+      if (token < 0 || token >= info_.vocab_size) Violation(absl::StrCat("token ", token));
+    }
+  }
+}
+
+absl::Status FakePipeline::Run(std::span<const SequenceInput> inputs,
+                               std::vector<SequenceOutput>* outputs) {
+  if (users_.fetch_add(1) != 0) Violation("Run while the pipeline is in use");
+  if (inputs.empty()) Violation("an empty batch");
+  CheckInputs(inputs);
+  if (on_run_) {
+    if (absl::Status status = on_run_(); !status.ok()) {
+      // Nothing can be said about the states: make them garbage.
+      for (const SequenceInput& in : inputs) slots_[static_cast<size_t>(in.write_slot)] = {};
+      users_.fetch_sub(1);
+      return status;
+    }
+  }
+  outputs->assign(inputs.size(), {});
+  buffers_.assign(2 * inputs.size(), {});
+  tops_.assign(inputs.size(), {});
+  std::vector<FakeRunItem> items;
+  const auto width = static_cast<size_t>(info_.hidden_size);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const SequenceInput& in = inputs[i];
+    SequenceOutput& out = (*outputs)[i];
+    std::vector<float>& logits = buffers_[2 * i];
+    std::vector<float>& hidden = buffers_[2 * i + 1];
+    FakeSequence sequence(info_);
+    if (!in.fresh) sequence.set_state(slots_[static_cast<size_t>(in.read_slot)].state);
+    const size_t length = in.hidden.empty() ? in.tokens.size() : in.hidden.size() / width;
+    const auto emit = [&](Positions want, bool last, const std::vector<float>& row,
+                          std::vector<float>* to) {
+      if (want == Positions::kAll || (want == Positions::kLast && last)) {
+        to->insert(to->end(), row.begin(), row.end());
+      }
+    };
+    for (size_t t = 0; t < length; ++t) {
+      if (in.hidden.empty()) {
+        out.finite = out.finite && in.tokens[t] != poison_token_;
+        sequence.Consume(in.tokens[t]);
+      } else {
+        sequence.ConsumeHidden(in.hidden.subspan(t * width, width));
+      }
+      const bool last = t + 1 == length;
+      if (in.want_logits != Positions::kNone) {
+        emit(in.want_logits, last, sequence.Logits(), &logits);
+      }
+      if (in.want_hidden != Positions::kNone) {
+        emit(in.want_hidden, last, sequence.Hidden(), &hidden);
+      }
+    }
+    out.logits = logits;
+    out.hidden = hidden;
+    if (in.sample != nullptr) {
+      out.token = sequence.Sample(*in.sample);
+      tops_[i] = sequence.Top(in.sample->top_logprobs);
+      out.top = tops_[i];
+    }
+    slots_[static_cast<size_t>(in.write_slot)] = {sequence.state(), true};
+    items.push_back({in.write_slot, in.fresh, static_cast<int64_t>(length), in.sample != nullptr});
+  }
+  if (record_runs_) runs_.push_back(std::move(items));
+  users_.fetch_sub(1);
+  return absl::OkStatus();
+}
+
+absl::Status FakePipeline::CopySlot(int64_t from, int64_t to) {
+  if (users_.fetch_add(1) != 0) Violation("CopySlot while the pipeline is in use");
+  absl::Status status;
+  if (on_copy_) status = on_copy_(to);
+  if (from < 0 || from >= info_.num_slots || to < 0 || to >= info_.num_slots || from == to) {
+    Violation(absl::StrCat("copy of slot ", from, " to ", to));
+  } else if (!slots_[static_cast<size_t>(from)].written) {
+    Violation(absl::StrCat("slot ", from, " copied and never written"));
+  } else if (status.ok()) {
+    slots_[static_cast<size_t>(to)] = slots_[static_cast<size_t>(from)];
+  }
+  users_.fetch_sub(1);
+  return status;
+}
+
+}  // namespace gdn::engine

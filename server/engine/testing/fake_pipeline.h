@@ -1,0 +1,114 @@
+// File: fake_pipeline.h
+//
+// A pipeline without a model: a slot's state is a running hash of everything it has consumed, and
+// every output is derived from that hash, so a wrong slot, a lost, doubled or reordered token, or a
+// state left over from another session shows in the very next output. FakeSequence predicts the
+// outputs of one session alone.
+//
+// It checks its callers: slot ranges, aliasing, slots read before they were written, two threads at
+// once, ids out of range, sampling an empty input. A breach is recorded in violations().
+#ifndef SERVER_ENGINE_TESTING_FAKE_PIPELINE_H_
+#define SERVER_ENGINE_TESTING_FAKE_PIPELINE_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "server/pipeline/pipeline.h"
+
+namespace gdn::engine {
+
+// One recorded sequence of one Run.
+struct FakeRunItem {
+  int64_t slot = -1;
+  bool fresh = false;
+  int64_t tokens = 0;
+  bool sampled = false;
+};
+
+class FakePipeline final : public pipeline::Pipeline {
+ public:
+  static pipeline::PipelineInfo DefaultInfo(int64_t num_slots);
+
+  explicit FakePipeline(pipeline::PipelineInfo info);
+  explicit FakePipeline(int64_t num_slots) : FakePipeline(DefaultInfo(num_slots)) {}
+
+  const pipeline::PipelineInfo& info() const override { return info_; }
+  std::span<const std::string_view> OpNames() const override { return {}; }
+  void set_kernel_timer(pipeline::KernelTimer*) override {}
+  absl::Status Run(std::span<const pipeline::SequenceInput> inputs,
+                   std::vector<pipeline::SequenceOutput>* outputs) override;
+  absl::Status CopySlot(int64_t from, int64_t to) override;
+
+  // Called at the start of each Run, without a lock: may block, move a clock, or give an error.
+  void set_on_run(std::function<absl::Status()> f) { on_run_ = std::move(f); }
+  void set_on_copy(std::function<absl::Status(int64_t to)> f) { on_copy_ = std::move(f); }
+  // Sequences that consume this token become non-finite.
+  void set_poison_token(int32_t token) { poison_token_ = token; }
+
+  // Between runs.
+  const std::vector<std::vector<FakeRunItem>>& runs() const { return runs_; }
+  void clear_runs() { runs_.clear(); }
+  void set_record_runs(bool record) { record_runs_ = record; }
+  std::vector<std::string> violations() const;
+
+ private:
+  struct Slot {
+    uint64_t state = 0;
+    bool written = false;
+  };
+
+  void Violation(const std::string& what);
+  void CheckInputs(std::span<const pipeline::SequenceInput> inputs);
+
+  const pipeline::PipelineInfo info_;
+  std::vector<Slot> slots_;
+  std::function<absl::Status()> on_run_;
+  std::function<absl::Status(int64_t)> on_copy_;
+  int32_t poison_token_ = -1;
+  bool record_runs_ = true;
+  std::vector<std::vector<FakeRunItem>> runs_;
+  std::vector<std::vector<float>> buffers_;
+  std::vector<std::vector<pipeline::TokenLogprob>> tops_;
+  std::atomic<int> users_{0};
+  mutable std::mutex mu_;
+  std::vector<std::string> violations_;
+};
+
+// What the fake pipeline gives for one session, alone and in order.
+class FakeSequence {
+ public:
+  explicit FakeSequence(const pipeline::PipelineInfo& info) : info_(info) {}
+
+  void Consume(int32_t token);
+  void ConsumeHidden(std::span<const float> row);
+  void ConsumeAll(std::span<const int32_t> tokens) {
+    for (const int32_t token : tokens) Consume(token);
+  }
+  std::vector<float> Logits() const;
+  std::vector<float> Hidden() const;
+  // The token the fake sampler chooses now, at this position of the session.
+  pipeline::TokenLogprob Sample(const pipeline::SampleSpec& spec) const;
+  std::vector<pipeline::TokenLogprob> Top(int32_t count) const;
+  // Greedy-like: samples with `seed`, consumes the token, and so on.
+  std::vector<int32_t> Generate(int64_t count, uint64_t seed);
+
+  int64_t position() const { return position_; }
+  uint64_t state() const { return state_; }
+  void set_state(uint64_t state) { state_ = state; }
+
+  static constexpr uint64_t kZeroState = 0x1234567;
+
+ private:
+  pipeline::PipelineInfo info_;
+  uint64_t state_ = kZeroState;
+  int64_t position_ = 0;
+};
+
+}  // namespace gdn::engine
+
+#endif  // SERVER_ENGINE_TESTING_FAKE_PIPELINE_H_
