@@ -157,8 +157,7 @@ namespace gdn::cpu {
 void ParallelFor(gdn_cpu_pool* pool, int64_t count, int64_t grain, RegionBody body, void* context) {
   if (count <= 0) return;
   const int64_t by_grain = std::max<int64_t>(1, count / std::max<int64_t>(1, grain));
-  const auto parts =
-      static_cast<int32_t>(std::min<int64_t>(by_grain, gdn_cpu_pool_threads(pool)));
+  const auto parts = static_cast<int32_t>(std::min<int64_t>(by_grain, gdn_cpu_pool_threads(pool)));
   if (parts <= 1) {
     body(context, 0, count, 0);
     return;

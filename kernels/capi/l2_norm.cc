@@ -1,0 +1,43 @@
+#include "gdn/kernels/l2_norm.h"
+
+#include <cmath>
+
+#include "kernels/capi/dense_checks.h"
+
+namespace {
+
+using namespace gdn::kernels;  // NOLINT(build/namespaces): the checks
+
+constexpr char kOp[] = "l2_norm";
+
+gdn_status Check(const gdn_l2_norm_args& args) {
+  GDN_RETURN_IF_ERROR(CheckExtent(kOp, "rows", args.rows, 0));
+  GDN_RETURN_IF_ERROR(CheckExtent(kOp, "dim", args.dim, 1));
+  GDN_RETURN_IF_ERROR(CheckDtype(kOp, "x_dtype", args.x_dtype));
+  GDN_RETURN_IF_ERROR(CheckDtype(kOp, "y_dtype", args.y_dtype));
+  GDN_RETURN_IF_ERROR(CheckStride(kOp, "x_row_stride", args.x_row_stride, args.dim));
+  GDN_RETURN_IF_ERROR(CheckStride(kOp, "y_row_stride", args.y_row_stride, args.dim));
+  GDN_RETURN_IF_ERROR(CheckEps(kOp, args.eps));
+  GDN_CHECK_ARG(std::isfinite(args.scale), GDN_INVALID_ARGUMENT, "%s: scale must be finite, got %g",
+                kOp, static_cast<double>(args.scale));
+  if (args.rows == 0) return GDN_OK;
+  GDN_RETURN_IF_ERROR(CheckPointer(kOp, "x", args.x));
+  GDN_RETURN_IF_ERROR(CheckPointer(kOp, "y", args.y));
+  GDN_CHECK_ARG(
+      args.x != args.y || (args.x_dtype == args.y_dtype && args.x_row_stride == args.y_row_stride),
+      GDN_INVALID_ARGUMENT,
+      "%s: in place, x and y must have the same type and row stride, got types %d and "
+      "%d, strides %lld and %lld",
+      kOp, static_cast<int>(args.x_dtype), static_cast<int>(args.y_dtype),
+      static_cast<long long>(args.x_row_stride), static_cast<long long>(args.y_row_stride));
+  return GDN_OK;
+}
+
+}  // namespace
+
+gdn_status gdn_l2_norm(const gdn_exec* exec, const gdn_l2_norm_args* args) {
+  GDN_RETURN_IF_ERROR(CheckExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(Check(*args));
+  return exec->backend == GDN_BACKEND_REF ? gdn::ref::L2Norm(*exec, *args)
+                                          : gdn::cpu::L2Norm(*exec, *args);
+}
