@@ -1,0 +1,140 @@
+#include "server/metrics/families.h"
+
+#include "server/metrics/buckets.h"
+
+namespace gdn::metrics {
+namespace {
+
+using prometheus::Counter;
+using prometheus::Gauge;
+using prometheus::Histogram;
+using prometheus::Registry;
+
+Counter* AddCounter(Registry& registry, const char* name, const char* help) {
+  return &prometheus::BuildCounter().Name(name).Help(help).Register(registry).Add({});
+}
+
+Gauge* AddGauge(Registry& registry, const char* name, const char* help) {
+  return &prometheus::BuildGauge().Name(name).Help(help).Register(registry).Add({});
+}
+
+Histogram* AddHistogram(Registry& registry, const char* name, const char* help,
+                        const std::vector<double>& buckets) {
+  return &prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add({}, buckets);
+}
+
+// One child for each value of the label.
+template <typename Metric, size_t n, typename... Args>
+Children<Metric, n> AddChildren(prometheus::Family<Metric>& family, const char* label,
+                                const std::array<std::string_view, n>& values, Args&&... args) {
+  Children<Metric, n> children{};
+  for (size_t i = 0; i < n; ++i) {
+    children[i] = &family.Add({{label, std::string(values[i])}}, args...);
+  }
+  return children;
+}
+
+}  // namespace
+
+// Help texts are one line each: the text format has no escape for more.
+Families::Families(const std::string& version) {
+  auto& requests_family = prometheus::BuildCounter()
+                              .Name("gdn_requests_total")
+                              .Help("Calls that are over, by method and status code.")
+                              .Register(registry);
+  for (size_t i = 0; i < rpc::kRpcNames.size(); ++i) {
+    for (size_t j = 0; j < rpc::kCodeNames.size(); ++j) {
+      requests[i][j] = &requests_family.Add(
+          {{"rpc", std::string(rpc::kRpcNames[i])}, {"code", std::string(rpc::kCodeNames[j])}});
+    }
+  }
+  request_duration = AddChildren(prometheus::BuildHistogram()
+                                     .Name("gdn_request_duration_seconds")
+                                     .Help("From the arrival of a call to its end.")
+                                     .Register(registry),
+                                 "rpc", rpc::kRpcNames, kDurationSeconds);
+
+  first_token =
+      AddHistogram(registry, "gdn_time_to_first_token_seconds",
+                   "From the admission of a Generate call to its first token.", kTokenSeconds);
+  inter_token = AddHistogram(registry, "gdn_inter_token_latency_seconds",
+                             "Between successive tokens of a Generate call.", kTokenSeconds);
+  finished = AddChildren(prometheus::BuildCounter()
+                             .Name("gdn_streams_finished_total")
+                             .Help("Generate calls that ran to their end, by reason.")
+                             .Register(registry),
+                         "reason", kFinishNames);
+  running_streams =
+      AddGauge(registry, "gdn_running_streams", "Generate calls admitted and not finished.");
+  blocked_streams = AddGauge(registry, "gdn_blocked_streams",
+                             "Running streams that are paused because their reader lags.");
+  stream_blocked = AddCounter(registry, "gdn_stream_blocked_seconds_total",
+                              "Time streams were paused because their readers lagged.");
+
+  queue_depth = AddGauge(registry, "gdn_queue_depth", "Calls waiting for their first step.");
+  queue_tokens =
+      AddGauge(registry, "gdn_queue_tokens", "Input tokens of the calls that are waiting.");
+  queue_duration = AddHistogram(registry, "gdn_queue_duration_seconds",
+                                "From the admission of a call to the first step that works for it.",
+                                kDurationSeconds);
+  rejections = AddChildren(prometheus::BuildCounter()
+                               .Name("gdn_rejections_total")
+                               .Help("Calls refused for want of room, by reason.")
+                               .Register(registry),
+                           "reason", kRejectionNames);
+  cancellations = AddChildren(
+      prometheus::BuildCounter()
+          .Name("gdn_cancellations_total")
+          .Help("Calls given up by their client or their deadline, by the phase they were in.")
+          .Register(registry),
+      "phase", kCancelPhaseNames);
+
+  tokens = AddChildren(prometheus::BuildCounter()
+                           .Name("gdn_tokens_total")
+                           .Help("Tokens run through the model, by phase.")
+                           .Register(registry),
+                       "phase", kTokenPhaseNames);
+  batch_size =
+      AddChildren(prometheus::BuildHistogram()
+                      .Name("gdn_batch_size")
+                      .Help("Sequences of a step, by phase; steps without any not counted.")
+                      .Register(registry),
+                  "phase", kTokenPhaseNames, kBatchSizes);
+  step_duration = AddChildren(prometheus::BuildHistogram()
+                                  .Name("gdn_step_duration_seconds")
+                                  .Help("Duration of a step of the model, by what was in it.")
+                                  .Register(registry),
+                              "phase", kPhaseNames, kDurationSeconds);
+  kernel_duration = &prometheus::BuildHistogram()
+                         .Name("gdn_kernel_duration_seconds")
+                         .Help("Duration of one run of an op, by op and phase of its step.")
+                         .Register(registry);
+
+  sessions = AddGauge(registry, "gdn_sessions", "Sessions alive.");
+  slots = AddChildren(prometheus::BuildGauge()
+                          .Name("gdn_state_slots")
+                          .Help("State slots, by what they are used for.")
+                          .Register(registry),
+                      "state", kSlotStateNames);
+  state_bytes = AddGauge(registry, "gdn_state_bytes", "State held by the slots that are not free.");
+  evictions = AddChildren(prometheus::BuildCounter()
+                              .Name("gdn_session_evictions_total")
+                              .Help("Sessions ended by the server, by reason.")
+                              .Register(registry),
+                          "reason", kEvictionNames);
+  nonfinite = AddCounter(registry, "gdn_nonfinite_states_total",
+                         "Sessions quarantined because their state became NaN or infinite.");
+
+  prometheus::BuildGauge()
+      .Name("gdn_build_info")
+      .Help("Always 1; the label says what is running.")
+      .Register(registry)
+      .Add({{"version", version}})
+      .Set(1);
+  model_info = &prometheus::BuildGauge()
+                    .Name("gdn_model_info")
+                    .Help("Always 1; the labels say what is served.")
+                    .Register(registry);
+}
+
+}  // namespace gdn::metrics

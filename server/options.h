@@ -1,0 +1,72 @@
+// File: options.h
+//
+// Everything that can be configured, grouped by concern, and the command line that sets it. There
+// is no other source: no environment variables, no files.
+#ifndef SERVER_OPTIONS_H_
+#define SERVER_OPTIONS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/engine/engine.h"
+#include "server/model/weights.h"
+#include "server/pipeline/cpu_pipeline.h"
+#include "server/rpc/rpc_server.h"
+
+namespace gdn {
+
+struct ModelOptions {
+  model::LoadOptions load;
+  std::string name;  // Empty: the checkpoint folder's.
+};
+
+struct DeviceOptions {
+  int32_t cpu_threads = 0;  // 0: all cores.
+  pipeline::Precision precision = pipeline::Precision::kBFloat16;
+  bool batch_invariant = false;
+  pipeline::StateType state_type = pipeline::StateType::kFloat32;
+};
+
+struct MetricsOptions {
+  std::string listen = "127.0.0.1:9090";  // Empty: off.
+};
+
+enum class LogFormat { kText, kJson };
+enum class LogLevel { kDebug, kInfo, kWarning, kError };
+
+struct LogOptions {
+  LogFormat format = LogFormat::kText;
+  LogLevel level = LogLevel::kInfo;
+};
+
+struct ServerOptions {
+  ModelOptions model;
+  DeviceOptions device;
+  engine::EngineOptions engine;
+  int64_t max_sessions = 64;  // State slots of sessions; the engine has one more for its own use.
+  rpc::RpcOptions rpc;
+  std::string port_file;
+  int64_t drain_timeout_s = 30;
+  MetricsOptions metrics;
+  LogOptions log;
+};
+
+// What --help and --version print.
+struct InfoText {
+  std::string text;
+};
+
+// INVALID_ARGUMENT names the flag, what came and what is allowed, or the two flags that conflict.
+absl::StatusOr<std::variant<ServerOptions, InfoText>> ParseOptions(int argc,
+                                                                   const char* const* argv);
+
+// The effective configuration as `--flag=value` words, all of them.
+std::vector<std::string> DescribeOptions(const ServerOptions& options);
+
+}  // namespace gdn
+
+#endif  // SERVER_OPTIONS_H_

@@ -1,0 +1,90 @@
+#include "server/rpc/step_stream.h"
+
+#include <grpcpp/support/async_stream.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "server/rpc/convert.h"
+#include "server/rpc/coro.h"
+#include "server/rpc/status.h"
+
+namespace gdn::rpc {
+namespace {
+
+using Stream = grpc::ServerAsyncReaderWriter<v1::StepResponse, v1::StepRequest>;
+
+absl::StatusOr<std::unique_ptr<engine::BatchCall>> Submit(const Served* served,
+                                                          const v1::StepRequest& request,
+                                                          engine::CallOptions options) {
+  if (served == nullptr) return NotReadyError();
+  auto batch = DecodeBatch(request.sequences(), engine::CallKind::kStep, served->facts.hidden_size);
+  if (!batch.ok()) return batch.status();
+  return served->engine->Submit(*std::move(batch), std::move(options));
+}
+
+// While a request is being worked on, the next one is read and the last answer is written. Requests
+// do not overlap in the engine: they may well name the same sessions.
+Detached Serve(Env& env, Poller& poller) {
+  Call call(env, poller, Rpc::kStepStream);
+  Stream stream(&call.context);
+  Op op;
+  env.inference.RequestStepStream(&call.context, &stream, poller.queue(), poller.queue(),
+                                  op.Start());
+  if (!co_await op) co_return;
+  call.Begin();
+  Serve(env, poller);
+
+  v1::StepRequest requests[2];  // Reused, so that a steady stream allocates little.
+  v1::StepResponse response;
+  Op read(&call.event);
+  Op write(&call.event);
+  std::unique_ptr<engine::BatchCall> handle;
+  call.on_cancel = [&handle] { handle.reset(); };
+
+  absl::Status status;
+  stream.Read(&requests[0], read.Start());
+  for (int current = 0; !call.cancelled(); current ^= 1) {
+    while (read.pending() && !call.cancelled() && !poller.draining()) co_await call.event;
+    if (call.cancelled()) break;
+    if (read.pending()) {
+      status = DrainingError();
+      break;
+    }
+    if (!read.ok()) break;  // Half-closed, and everything has been answered.
+    const v1::StepRequest& request = requests[current];
+    stream.Read(&requests[current ^ 1], read.Start());
+
+    auto submitted = Submit(env.served.load(std::memory_order_acquire), request, call.Options());
+    status = submitted.status();
+    if (!status.ok()) break;
+    handle = *std::move(submitted);
+    std::optional<engine::BatchResult> result;
+    while (!call.cancelled() && !(result = handle->Take())) co_await call.event;
+    handle.reset();
+    while (write.pending()) co_await call.event;
+    if (!result || !write.ok()) break;
+    status = result->status;
+    if (!status.ok()) break;
+    response.Clear();
+    EncodeBatch(*result, request.sequences(), env.served.load()->facts,
+                response.mutable_sequences(), response.mutable_timings());
+    stream.Write(response, write.Start());  // Serialised before this returns.
+  }
+  while (write.pending()) co_await call.event;
+  if (status.ok() && (call.cancelled() || !write.ok())) status = absl::CancelledError();
+
+  const grpc::Status wire_status = ToGrpcStatus(status);
+  stream.Finish(wire_status, op.Start());
+  call.End(wire_status, co_await op && !call.cancelled());
+  // A read that is still out ends with the call; what a client writes after its end is dropped.
+  while (!call.done() || read.pending()) co_await call.event;
+}
+
+}  // namespace
+
+void ServeStepStream(Env& env, Poller& poller) { Serve(env, poller); }
+
+}  // namespace gdn::rpc
