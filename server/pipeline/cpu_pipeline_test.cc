@@ -28,7 +28,7 @@ std::unique_ptr<Pipeline> Make(CpuOptions options = {}) {
   return *std::move(pipeline);
 }
 
-std::vector<float> Run(Pipeline* pipeline, const SequenceInput& input, bool* finite = nullptr) {
+std::vector<float> Advance(Pipeline* pipeline, const SequenceInput& input, bool* finite = nullptr) {
   std::vector<SequenceOutput> outputs;
   const absl::Status status = pipeline->Run({&input, 1}, &outputs);
   EXPECT_TRUE(status.ok()) << status;
@@ -50,14 +50,14 @@ bool SameBits(const SlotState& a, const SlotState& b) {
 
 TEST(CpuPipeline, OtherSlotsKeepTheirBits) {
   auto pipeline = Make();
-  Run(pipeline.get(), Fresh(1));
-  Run(pipeline.get(), Fresh(3));
+  Advance(pipeline.get(), Fresh(1));
+  Advance(pipeline.get(), Fresh(3));
   const SlotState before = *pipeline->ReadSlot(1);
   SequenceInput input = Fresh(2);
-  Run(pipeline.get(), input);
+  Advance(pipeline.get(), input);
   input.fresh = false;
   input.read_slot = 2;
-  Run(pipeline.get(), input);
+  Advance(pipeline.get(), input);
   EXPECT_TRUE(SameBits(*pipeline->ReadSlot(1), before));
   EXPECT_TRUE(SameBits(*pipeline->ReadSlot(3), before));
   EXPECT_FALSE(SameBits(*pipeline->ReadSlot(2), before));
@@ -65,17 +65,17 @@ TEST(CpuPipeline, OtherSlotsKeepTheirBits) {
 
 TEST(CpuPipeline, AReusedSlotStartsClean) {
   auto pipeline = Make();
-  const std::vector<float> first = Run(pipeline.get(), Fresh(1));
+  const std::vector<float> first = Advance(pipeline.get(), Fresh(1));
   SequenceInput more = Fresh(1);
   more.fresh = false;
   more.read_slot = 1;
-  Run(pipeline.get(), more);
-  EXPECT_TRUE(SameBits(Run(pipeline.get(), Fresh(1)), first));
+  Advance(pipeline.get(), more);
+  EXPECT_TRUE(SameBits(Advance(pipeline.get(), Fresh(1)), first));
 }
 
 TEST(CpuPipeline, ReadingOneSlotAndWritingAnotherForks) {
   auto pipeline = Make();
-  Run(pipeline.get(), Fresh(1));
+  Advance(pipeline.get(), Fresh(1));
   const SlotState parent = *pipeline->ReadSlot(1);
   const std::vector<int32_t> one = {7};
   for (const std::vector<int32_t>& tokens : {one, kPrompt}) {
@@ -86,7 +86,7 @@ TEST(CpuPipeline, ReadingOneSlotAndWritingAnotherForks) {
     SequenceInput fork = in_place;
     fork.read_slot = 1;
     fork.write_slot = 4;
-    EXPECT_TRUE(SameBits(Run(pipeline.get(), fork), Run(pipeline.get(), in_place)));
+    EXPECT_TRUE(SameBits(Advance(pipeline.get(), fork), Advance(pipeline.get(), in_place)));
     EXPECT_TRUE(SameBits(*pipeline->ReadSlot(4), *pipeline->ReadSlot(2)));
     EXPECT_TRUE(SameBits(*pipeline->ReadSlot(1), parent));
   }
@@ -94,10 +94,10 @@ TEST(CpuPipeline, ReadingOneSlotAndWritingAnotherForks) {
 
 TEST(CpuPipeline, AnEmptySequenceLeavesItsStateAlone) {
   auto pipeline = Make();
-  Run(pipeline.get(), Fresh(1));
+  Advance(pipeline.get(), Fresh(1));
   const SlotState before = *pipeline->ReadSlot(1);
   SequenceInput empty = {.read_slot = 1, .write_slot = 1, .want_logits = Positions::kLast};
-  EXPECT_TRUE(Run(pipeline.get(), empty).empty());
+  EXPECT_TRUE(Advance(pipeline.get(), empty).empty());
   EXPECT_TRUE(SameBits(*pipeline->ReadSlot(1), before));
 }
 
@@ -132,9 +132,9 @@ TEST(CpuPipeline, DamageIsReportedForItsSequenceAlone) {
   // The damage stays in the slot, and a fresh start cleans it.
   SequenceInput next = {.read_slot = 1, .write_slot = 1, .tokens = kPrompt};
   bool finite = true;
-  Run(pipeline.get(), next, &finite);
+  Advance(pipeline.get(), next, &finite);
   EXPECT_FALSE(finite);
-  Run(pipeline.get(), Fresh(1), &finite);
+  Advance(pipeline.get(), Fresh(1), &finite);
   EXPECT_TRUE(finite);
 }
 
@@ -142,8 +142,8 @@ TEST(CpuPipeline, Bfloat16StatesStayClose) {
   auto exact = Make();
   auto rounded = Make({.state_type = StateType::kBFloat16});
   EXPECT_LT(rounded->info().state_bytes_per_slot, exact->info().state_bytes_per_slot);
-  const std::vector<float> a = Run(exact.get(), Fresh(1));
-  const std::vector<float> b = Run(rounded.get(), Fresh(1));
+  const std::vector<float> a = Advance(exact.get(), Fresh(1));
+  const std::vector<float> b = Advance(rounded.get(), Fresh(1));
   ASSERT_EQ(a.size(), b.size());
   double error = 0;
   double norm = 0;

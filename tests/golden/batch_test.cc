@@ -166,7 +166,7 @@ INSTANTIATE_TEST_SUITE_P(Modes, BatchTest,
                          testing::Values(Mode{"float32", Precision::kFloat32, false, 0},
                                          Mode{"invariant", Precision::kBFloat16, true, 0},
                                          Mode{"default", Precision::kBFloat16, false, 1e-2}),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& param_info) { return param_info.param.name; });
 
 }  // namespace
 }  // namespace gdn::golden

@@ -255,8 +255,8 @@ TEST_P(HeldOutTest, BitsPerByte) {
 
 INSTANTIATE_TEST_SUITE_P(Precisions, HeldOutTest,
                          testing::Values(Precision::kFloat32, Precision::kBFloat16),
-                         [](const auto& info) {
-                           return info.param == Precision::kFloat32 ? "float32" : "bfloat16";
+                         [](const auto& param_info) {
+                           return param_info.param == Precision::kFloat32 ? "float32" : "bfloat16";
                          });
 
 }  // namespace

@@ -65,7 +65,7 @@ TEST_P(SplitTest, EqualChunks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, SplitTest, testing::ValuesIn(Checkpoints()),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& param_info) { return param_info.param.name; });
 
 }  // namespace
 }  // namespace gdn::golden
