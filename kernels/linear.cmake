@@ -11,3 +11,10 @@ target_sources(gdn_kernels PRIVATE
   cpu/matmul_onednn.cc cpu/matmul_panels.cc cpu/matmul_tile.cc cpu/sampling_scan.cc)
 target_link_libraries(gdn_kernels PRIVATE ${GDN_GOMP})
 target_link_libraries(gdn_kernels_shared PRIVATE ${GDN_GOMP})
+
+gdn_test(kernels_linear_test
+  SRCS embedding_test.cc gated_rms_norm_test.cc matmul_onednn_test.cc matmul_test.cc
+       philox_test.cc rms_norm_test.cc sampling_test.cc silu_mul_test.cc
+  DEPS gdn_kernels hwy::hwy ${GDN_GOMP}
+  LABELS "unit;tsan")
+gdn_bench(kernels_linear_bench SRCS bench/linear_bench.cc DEPS gdn_kernels)

@@ -26,6 +26,10 @@ enum class OnednnElement { kBf16, kF32 };
 // Whether oneDNN multiplies BF16 natively on this processor.
 bool OnednnHasNativeBf16();
 
+// Whether a row's bits are the same at every place of a block of `rows` rows, tried on random data.
+// oneDNN's kernels may sum the last rows of a block in another order.
+bool RowsAreIndependentOfPlace(const CpuWeight& weight, int64_t rows);
+
 // Null, with the reason stored for gdn_last_error(), if oneDNN has no such product here.
 std::unique_ptr<CpuWeight> PackOnednn(const kernels::PackRequest& request, OnednnElement element);
 
