@@ -1,5 +1,8 @@
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "server/model/element_convert.h"
@@ -35,20 +38,21 @@ class CounterRandom {
 
 constexpr float kSqrt3 = 1.7320508f;  // Half the width of a uniform of standard deviation 1.
 
-// Four elements from each word; 16 bits hold all that BF16 can show.
+// Four elements from each word; 16 bits hold all that BF16 can show. In blocks, so that the
+// compiler can vectorise the conversion.
 void FillMatrix(const CounterRandom& random, float sigma, std::span<uint16_t> out) {
+  constexpr size_t kWords = 256;
   const float scale = sigma * kSqrt3 / 32768.0f;
-  const auto element = [scale](uint64_t word, uint64_t lane) {
-    const auto centred = static_cast<int16_t>(word >> (16 * lane));
-    return F32ToBf16((static_cast<float>(centred) + 0.5f) * scale);
-  };
-  const size_t whole = out.size() / 4;
-  for (size_t i = 0; i < whole; ++i) {
-    const uint64_t word = random.Word(i);
-    for (size_t lane = 0; lane < 4; ++lane) out[4 * i + lane] = element(word, lane);
+  std::array<uint64_t, kWords> words;
+  std::array<int16_t, kWords * 4> lanes;
+  for (size_t begin = 0; begin < out.size(); begin += lanes.size()) {
+    for (size_t i = 0; i < kWords; ++i) words[i] = random.Word(begin / 4 + i);
+    std::memcpy(lanes.data(), words.data(), sizeof(lanes));
+    const size_t count = std::min(lanes.size(), out.size() - begin);
+    for (size_t i = 0; i < count; ++i) {
+      out[begin + i] = F32ToBf16((static_cast<float>(lanes[i]) + 0.5f) * scale);
+    }
   }
-  const uint64_t word = random.Word(whole);
-  for (size_t i = 4 * whole; i < out.size(); ++i) out[i] = element(word, i % 4);
 }
 
 // At the start of training: A uniform in [1, 16], the step softplus(dt_bias) log-uniform in
