@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <charconv>
+#include <cmath>
 #include <map>
 #include <string_view>
 #include <thread>
@@ -48,11 +49,17 @@ struct RawFlags {
   bool version = false;
 };
 
+// The checks, without the text that they would add to each line of --help.
+template <typename Number>
+CLI::Validator InRange(Number min, Number max) {
+  return CLI::Range(min, max).description("");
+}
+
 template <typename Enum>
-CLI::IsMember OneOf(const std::map<std::string, Enum>& names) {
+CLI::Validator OneOf(const std::map<std::string, Enum>& names) {
   std::vector<std::string> values;
   for (const auto& [name, value] : names) values.push_back(name);
-  return CLI::IsMember(values);
+  return CLI::IsMember(values).description("");
 }
 
 void AddModel(CLI::App& app, ServerOptions& options, RawFlags& raw) {
@@ -63,8 +70,13 @@ void AddModel(CLI::App& app, ServerOptions& options, RawFlags& raw) {
   app.add_option("--model-name", options.model.name, "Name to report [the folder's]")
       ->type_name("NAME")
       ->group("Model");
-  app.add_flag("--random-weights{0}", raw.random_weights,
-               "Make the weights up from this seed; needs config.json alone")
+  app.add_option_function<std::vector<std::string>>(
+         "--random-weights",
+         [&raw](const std::vector<std::string>& values) {
+           raw.random_weights = values.empty() || values[0].empty() ? "0" : values[0];
+         },
+         "Make the weights up from this seed [0]; needs config.json alone")
+      ->expected(0, 1)
       ->type_name("[=SEED]")
       ->group("Model");
   app.add_option("--layers", raw.layers, "Serve layers a..b-1 of the stack [all]")
@@ -80,7 +92,7 @@ void AddDevice(CLI::App& app, ServerOptions& options, RawFlags& raw) {
   app.add_option("--cpu-threads", options.device.cpu_threads,
                  "Threads of the arithmetic; 0: one per core")
       ->capture_default_str()
-      ->check(CLI::Range(0, 1024))
+      ->check(InRange(0, 1024))
       ->type_name("N")
       ->group("Device");
   app.add_option("--precision", raw.precision,
@@ -104,7 +116,7 @@ CLI::Option* AddCount(CLI::App& app, const std::string& flag, int64_t& value, in
                       int64_t max, const std::string& help) {
   return app.add_option(flag, value, help)
       ->capture_default_str()
-      ->check(CLI::Range(min, max))
+      ->check(InRange(min, max))
       ->type_name("N");
 }
 
@@ -117,7 +129,7 @@ void AddEngine(CLI::App& app, ServerOptions& options, RawFlags& raw) {
   app.add_option("--session-ttl-s", raw.session_ttl_s,
                  "Seconds after its last use at which a session is evicted; 0: never")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, 1e9))
+      ->check(InRange(0.0, 1e9))
       ->type_name("S")
       ->group(group);
   AddCount(app, "--max-batch-rows", engine.max_batch_rows, 1, 1 << 16,
@@ -125,6 +137,9 @@ void AddEngine(CLI::App& app, ServerOptions& options, RawFlags& raw) {
       ->group(group);
   AddCount(app, "--prefill-token-budget", engine.prefill_token_budget, 1, 1 << 20,
            "Prompt tokens in one step; fewer: smoother streams, slower prompts")
+      ->group(group);
+  AddCount(app, "--prefill-chunk-tokens", engine.prefill_chunk_tokens, 1, 1 << 20,
+           "Tokens at whose multiples a prompt is cut")
       ->group(group);
   AddCount(app, "--max-queued-calls", engine.max_queued_calls, 1, 1 << 20,
            "Calls admitted and unfinished, beyond which calls are refused")
@@ -148,13 +163,13 @@ void AddServer(CLI::App& app, ServerOptions& options) {
       ->group(group);
   app.add_option("--rpc-threads", options.rpc.threads, "Threads that serve gRPC")
       ->capture_default_str()
-      ->check(CLI::Range(1, 64))
+      ->check(InRange(1, 64))
       ->type_name("N")
       ->group(group);
   app.add_option("--max-concurrent-streams", options.rpc.max_concurrent_streams,
                  "Calls at a time on one connection; more wait at the client")
       ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 20))
+      ->check(InRange(1, 1 << 20))
       ->type_name("N")
       ->group(group);
   AddCount(app, "--drain-timeout-s", options.drain_timeout_s, 0, 86'400,
@@ -265,12 +280,14 @@ absl::Status Interpret(const RawFlags& raw, ServerOptions* options) {
           " name the same port; give them different ones"));
     }
   }
-  if (options->engine.max_queued_calls < options->engine.max_batch_rows &&
-      options->engine.max_queued_calls < options->max_sessions) {
+  if (std::isnan(raw.session_ttl_s)) {  // Within every range.
+    return absl::InvalidArgumentError("--session-ttl-s=nan: expected a number of seconds");
+  }
+  if (options->engine.prefill_token_budget < options->engine.prefill_chunk_tokens) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--max-queued-calls=", options->engine.max_queued_calls, " is below --max-batch-rows=",
-        options->engine.max_batch_rows, " and --max-sessions=", options->max_sessions,
-        ", so that no step could ever be full; raise it or lower one of them"));
+        "--prefill-token-budget=", options->engine.prefill_token_budget,
+        " is below --prefill-chunk-tokens=", options->engine.prefill_chunk_tokens,
+        ", but a step takes at least one whole chunk; raise the budget or lower the chunk"));
   }
   options->device.precision = kPrecisions.at(raw.precision);
   options->device.state_type = kStateTypes.at(raw.state_type);
@@ -288,7 +305,7 @@ absl::StatusOr<std::variant<ServerOptions, InfoText>> ParseOptions(int argc,
   options.rpc.threads = std::thread::hardware_concurrency() > 4 ? 2 : 1;
   RawFlags raw;
   CLI::App app("Serves a Gated DeltaNet model over gRPC (gdn.v1).", "gdn_server");
-  app.get_formatter()->column_width(38);
+  app.get_formatter()->column_width(44);
   AddModel(app, options, raw);
   AddDevice(app, options, raw);
   AddEngine(app, options, raw);
@@ -321,7 +338,8 @@ std::vector<std::string> DescribeOptions(const ServerOptions& options) {
   }
   words.insert(
       words.end(),
-      {"--device=cpu", absl::StrCat("--cpu-threads=", options.device.cpu_threads),
+      {"--device=cpu",
+       absl::StrCat("--cpu-threads=", options.device.cpu_threads),
        absl::StrCat("--precision=", NameOf(kPrecisions, options.device.precision)),
        absl::StrCat("--batch-invariant=", options.device.batch_invariant ? "true" : "false"),
        absl::StrCat("--state-type=", NameOf(kStateTypes, options.device.state_type)),
@@ -329,6 +347,7 @@ std::vector<std::string> DescribeOptions(const ServerOptions& options) {
        absl::StrCat("--session-ttl-s=", static_cast<double>(engine.default_ttl_ms) / 1000.0),
        absl::StrCat("--max-batch-rows=", engine.max_batch_rows),
        absl::StrCat("--prefill-token-budget=", engine.prefill_token_budget),
+       absl::StrCat("--prefill-chunk-tokens=", engine.prefill_chunk_tokens),
        absl::StrCat("--max-queued-calls=", engine.max_queued_calls),
        absl::StrCat("--stream-buffer-tokens=", engine.stream_buffer_tokens),
        absl::StrCat("--max-new-tokens=", engine.max_new_tokens),

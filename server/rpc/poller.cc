@@ -6,7 +6,19 @@
 
 namespace gdn::rpc {
 
-Poller::Poller(std::unique_ptr<grpc::ServerCompletionQueue> queue) : queue_(std::move(queue)) {}
+void LiveCount::Add(int64_t change) {
+  std::lock_guard lock(mutex_);
+  count_ += change;
+  if (count_ == 0) none_.notify_all();
+}
+
+bool LiveCount::WaitForNone(std::chrono::steady_clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  return none_.wait_until(lock, deadline, [this] { return count_ == 0; });
+}
+
+Poller::Poller(std::unique_ptr<grpc::ServerCompletionQueue> queue, LiveCount* live_count)
+    : queue_(std::move(queue)), live_count_(live_count) {}
 
 Poller::~Poller() {
   if (!shut_) {  // Never started.
@@ -89,11 +101,13 @@ void Poller::Run(bool /*ok*/) {
 void Poller::AddLive(LiveCall* call) {
   call->InsertBefore(&live_);
   ++num_live_;
+  live_count_->Add(1);
 }
 
 void Poller::RemoveLive(LiveCall* call) {
   call->Unlink();
   --num_live_;
+  live_count_->Add(-1);
 }
 
 void Poller::AnnounceDrain() {

@@ -9,6 +9,8 @@
 #include <grpcpp/alarm.h>
 #include <grpcpp/completion_queue.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -38,6 +40,19 @@ struct ListNode {
   }
 };
 
+// The calls that are live on all pollers of a server. Thread-safe.
+class LiveCount {
+ public:
+  void Add(int64_t change);
+  // False if there were still some at the deadline.
+  bool WaitForNone(std::chrono::steady_clock::time_point deadline);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable none_;
+  int64_t count_ = 0;
+};
+
 class Poller final : private Tag {
  public:
   // Something that can be woken from another thread: its event is set on the poller's thread.
@@ -49,7 +64,7 @@ class Poller final : private Tag {
     Event* event = nullptr;
   };
 
-  explicit Poller(std::unique_ptr<grpc::ServerCompletionQueue> queue);
+  Poller(std::unique_ptr<grpc::ServerCompletionQueue> queue, LiveCount* live_count);
   ~Poller();  // Stop() and Join() first, if it was started.
   Poller(const Poller&) = delete;
   Poller& operator=(const Poller&) = delete;
@@ -83,6 +98,7 @@ class Poller final : private Tag {
   void ShutdownQueueIfIdle();
 
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  LiveCount* const live_count_;
   grpc::Alarm alarm_;
   std::thread thread_;
 

@@ -66,12 +66,14 @@ class RpcServerImpl final : public RpcServer {
   const std::string& address() const override { return address_; }
   void SetReady(engine::Engine* engine, const ModelFacts& facts) override;
   void BeginDrain() override;
+  bool WaitForCalls(int64_t timeout_ms) override;
   void Shutdown(int64_t grace_ms) override;
 
  private:
   void SetServing(bool serving);
 
   Env env_;
+  LiveCount live_count_;
   std::unique_ptr<Served> served_;
   std::vector<std::unique_ptr<Poller>> pollers_;
   std::unique_ptr<grpc::Server> server_;
@@ -94,7 +96,7 @@ absl::Status RpcServerImpl::Start(const RpcOptions& options) {
   builder.RegisterService(&env_.sessions);
   builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &port_);
   for (int32_t i = 0; i < options.threads; ++i) {
-    pollers_.push_back(std::make_unique<Poller>(builder.AddCompletionQueue()));
+    pollers_.push_back(std::make_unique<Poller>(builder.AddCompletionQueue(), &live_count_));
   }
   server_ = builder.BuildAndStart();
   if (server_ == nullptr || port_ == 0) {
@@ -133,6 +135,11 @@ void RpcServerImpl::SetReady(engine::Engine* engine, const ModelFacts& facts) {
 void RpcServerImpl::BeginDrain() {
   SetServing(false);
   for (const auto& poller : pollers_) poller->BeginDrain();
+}
+
+bool RpcServerImpl::WaitForCalls(int64_t timeout_ms) {
+  return live_count_.WaitForNone(std::chrono::steady_clock::now() +
+                                 std::chrono::milliseconds(timeout_ms));
 }
 
 void RpcServerImpl::Shutdown(int64_t grace_ms) {

@@ -44,6 +44,8 @@ class RpcServer {
   virtual void SetReady(engine::Engine* engine, const ModelFacts& facts) = 0;
   // Health turns NOT_SERVING; step streams that are idle end with UNAVAILABLE.
   virtual void BeginDrain() = 0;
+  // Waits until no call is live, at most `timeout_ms`; false if some still are.
+  virtual bool WaitForCalls(int64_t timeout_ms) = 0;
   // Stops listening, gives calls `grace_ms` to write what they have, cancels the rest, joins the
   // threads. Idempotent.
   virtual void Shutdown(int64_t grace_ms) = 0;
