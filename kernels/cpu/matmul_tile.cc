@@ -29,8 +29,14 @@ using F32Vec = hn::Vec<F32>;
 
 // Two accumulators per row and panel: 12 of 16 vector registers, or 24 of 32.
 inline constexpr int kMaxTileRows = HWY_TARGET <= HWY_AVX3 ? 12 : 6;
-// Few rows take several panels at once: FMA latency times throughput needs 8 chains in flight.
-inline constexpr int kMaxTilePanels = 4;
+
+// Panels that a tile of few rows takes at once: FMA latency times throughput needs 8 sums in
+// flight, and a sum that does not stay in a register waits for its own store.
+constexpr int TilePanels(int rows) {
+  if (rows == 1) return 4;
+  if (rows == 2) return kMaxTileRows == 12 ? 4 : 2;
+  return kMaxTileRows == 12 && rows <= 6 ? 2 : 1;
+}
 
 // Bytes of weights that stay in the L2 cache while the rows sweep over them.
 inline constexpr int64_t kSweepBytes = 128 * 1024;
@@ -79,19 +85,17 @@ HWY_NOINLINE void Tile(const PanelProduct& product, int64_t row, int64_t panel) 
     for (int p = 0; p < kPanels; ++p) sums[m][p][0] = sums[m][p][1] = hn::Zero(d);
   }
   for (int64_t k = 0; k < product.k; ++k) {
-    F32Vec low[kPanels];
-    F32Vec high[kPanels];
+    // Panel by panel: two vectors of weights live at a time leave the registers to the sums.
     GDN_UNROLL
     for (int p = 0; p < kPanels; ++p) {
-      LoadColumns<kBf16>(w + p * panel_stride + k * 2 * lanes, low[p], high[p]);
-    }
-    GDN_UNROLL
-    for (int m = 0; m < kRows; ++m) {
-      const auto value = hn::Set(d, x[m * x_row_stride + k]);
+      F32Vec low;
+      F32Vec high;
+      LoadColumns<kBf16>(w + p * panel_stride + k * 2 * lanes, low, high);
       GDN_UNROLL
-      for (int p = 0; p < kPanels; ++p) {
-        sums[m][p][0] = hn::MulAdd(value, low[p], sums[m][p][0]);
-        sums[m][p][1] = hn::MulAdd(value, high[p], sums[m][p][1]);
+      for (int m = 0; m < kRows; ++m) {
+        const auto value = hn::Set(d, x[m * x_row_stride + k]);
+        sums[m][p][0] = hn::MulAdd(value, low, sums[m][p][0]);
+        sums[m][p][1] = hn::MulAdd(value, high, sums[m][p][1]);
       }
     }
   }
@@ -123,8 +127,7 @@ template <bool kBf16, int kRows>
 void DispatchRows(const PanelProduct& product, int64_t rows, int64_t row, int64_t panel,
                   int64_t panel_end) {
   if (rows == kRows) {
-    constexpr int kPanels = std::clamp(kMaxTileRows / kRows, 1, kMaxTilePanels);
-    TileRow<kBf16, kRows, kPanels>(product, row, panel, panel_end);
+    TileRow<kBf16, kRows, TilePanels(kRows)>(product, row, panel, panel_end);
   } else if constexpr (kRows > 1) {
     DispatchRows<kBf16, kRows - 1>(product, rows, row, panel, panel_end);
   }
@@ -138,7 +141,8 @@ void RunTiles(const PanelProduct& product, int64_t row_begin, int64_t row_end, i
   const auto panel_bytes =
       static_cast<int64_t>(2 * hn::Lanes(F32()) * sizeof(Stored<kBf16>)) * product.k;
   // Whole groups of panels for every tile height.
-  const int64_t sweep = std::max<int64_t>(12, kSweepBytes / panel_bytes / 12 * 12);
+  constexpr int64_t kGroup = 4;
+  const int64_t sweep = std::max(kGroup, kSweepBytes / panel_bytes / kGroup * kGroup);
   for (int64_t panel = panel_begin; panel < panel_end; panel += sweep) {
     const int64_t stop = std::min(panel_end, panel + sweep);
     for (int64_t tile = 0; tile < tiles; ++tile) {
