@@ -100,6 +100,7 @@ class FakeSequence {
   int64_t position() const { return position_; }
   uint64_t state() const { return state_; }
   void set_state(uint64_t state) { state_ = state; }
+  void set_position(int64_t position) { position_ = position; }
 
   static constexpr uint64_t kZeroState = 0x1234567;
 
