@@ -20,14 +20,17 @@ ExitCode Main(int argc, char** argv) {
   app.fallthrough();
   app.add_option("--server", command.flags.server, "Server to talk to, as host:port")
       ->envname("GDN_SERVER")
+      ->type_name("HOST:PORT")
       ->capture_default_str();
   app.add_option("--timeout", command.flags.timeout_s,
                  "Deadline of each call in seconds, a whole stream included; 0: none")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(CLI::Range(0.0, 1e6).description(""))
+      ->type_name("SECONDS")
       ->capture_default_str();
   app.add_option("--connect-timeout", command.flags.connect_timeout_s,
                  "Seconds to go on trying to reach a server that is absent or not ready")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(CLI::Range(0.0, 1e6).description(""))
+      ->type_name("SECONDS")
       ->capture_default_str();
   app.add_flag("--json", command.flags.json,
                "Print one JSON object per line, errors included (on standard error)");

@@ -90,8 +90,10 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
     }
     const bool timed_out = absl::IsDeadlineExceeded(model.status());
     if (!timed_out && !absl::IsUnavailable(model.status())) return model.status();
-    // What was wrong before says more than that the last attempt ran out of time.
-    if (!timed_out || last_error.ok()) last_error = model.status();
+    // Of the attempts that got no further, the first has the system's reason ("Connection
+    // refused"), later ones gRPC's own. What a server answered says more than either.
+    const bool answered = channel->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
+    if (last_error.ok() || (answered && !timed_out)) last_error = model.status();
     if (steady_clock::now() + delay >= deadline) break;
     std::this_thread::sleep_for(delay);
   }
