@@ -70,16 +70,14 @@ struct Metrics::Impl final : prometheus::Collectable {
   int port = 0;
 };
 
-Metrics::Metrics(const std::string& version) : impl_(std::make_unique<Impl>(version)) {}
+Metrics::Metrics(const std::string& version) : impl_(std::make_shared<Impl>(version)) {}
 
 Metrics::~Metrics() { impl_->exposer.reset(); }
 
 absl::Status Metrics::Listen(const std::string& address) {
   try {
     impl_->exposer = std::make_unique<prometheus::Exposer>(address);
-    // The collectable is not owned: it lives as long as the exposer.
-    impl_->exposer->RegisterCollectable(
-        std::shared_ptr<prometheus::Collectable>(std::shared_ptr<void>(), impl_.get()));
+    impl_->exposer->RegisterCollectable(impl_);
     impl_->port = impl_->exposer->GetListeningPorts().front();
     return absl::OkStatus();
   } catch (const std::exception& error) {

@@ -73,7 +73,7 @@ class Metrics final : public engine::Observer,
 
  private:
   struct Impl;
-  const std::unique_ptr<Impl> impl_;
+  const std::shared_ptr<Impl> impl_;  // The exposer refers to it weakly.
 };
 
 }  // namespace gdn::metrics

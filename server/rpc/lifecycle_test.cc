@@ -179,12 +179,10 @@ TEST_F(LifecycleTest, ShutdownIsNotHeldUp) {
   stuck_call->End(absl::UnavailableError("stopping"));
   EXPECT_EQ(stuck->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_FALSE(server_->WaitForCalls(0));
-  auto t0=std::chrono::steady_clock::now();
   server_->Shutdown(50);
-  fprintf(stderr,"shutdown %g\n", std::chrono::duration<double>(std::chrono::steady_clock::now()-t0).count());
   EXPECT_TRUE(slow_call->WaitForRelease());
+  slow_context.TryCancel();  // Its client has the rest of a message to take, and will not.
   EXPECT_FALSE(slow->Finish().ok());
-  fprintf(stderr,"slow %g\n", std::chrono::duration<double>(std::chrono::steady_clock::now()-t0).count());
   EXPECT_FALSE(stream->Finish().ok());
   server_->Shutdown(0);  // Again is fine.
   v1::ModelInfo info;

@@ -1,0 +1,293 @@
+#include "server/metrics/metrics.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace gdn::metrics {
+namespace {
+
+constexpr std::string_view kOps[] = {"matmul", "delta_rule"};
+const ModelLabels kModel = {.name = "m",
+                            .architecture = "a",
+                            .fingerprint = "f",
+                            .device = "cpu",
+                            .precision = "bfloat16",
+                            .state_type = "float32",
+                            .state_bytes_per_slot = 1000};
+
+// The series of a page: text before the value -> value.
+std::map<std::string, double> Parse(const std::string& page) {
+  std::map<std::string, double> series;
+  std::istringstream lines(page);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    const size_t space = line.rfind(' ');
+    const bool fresh =
+        series.emplace(line.substr(0, space), std::strtod(line.c_str() + space, nullptr)).second;
+    EXPECT_TRUE(fresh) << "twice: " << line;
+  }
+  return series;
+}
+
+// Names of the families, of their TYPE lines.
+std::set<std::string> FamilyNames(const std::string& page) {
+  std::set<std::string> names;
+  std::istringstream lines(page);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string hash, type, name;
+    if (words >> hash >> type >> name && hash == "#" && type == "TYPE") names.insert(name);
+  }
+  return names;
+}
+
+// One HTTP request; the whole answer.
+std::string Get(int port, const std::string& path) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  const timeval timeout = {.tv_sec = 10, .tv_usec = 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::string answer;
+  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
+    const std::string request = "GET " + path + " HTTP/1.0\r\nHost: localhost\r\n\r\n";
+    EXPECT_EQ(send(fd, request.data(), request.size(), 0), std::ssize(request));
+    char buffer[4096];
+    for (ssize_t n; (n = recv(fd, buffer, sizeof(buffer), 0)) > 0;) {
+      answer.append(buffer, static_cast<size_t>(n));
+    }
+  }
+  close(fd);
+  return answer;
+}
+
+class MetricsTest : public testing::Test {
+ protected:
+  void SetUp() override { metrics_.SetModel(kModel, kOps); }
+
+  double Value(const std::string& series) const {
+    const auto all = Parse(metrics_.Text());
+    const auto found = all.find(series);
+    EXPECT_NE(found, all.end()) << series;
+    return found == all.end() ? NAN : found->second;
+  }
+
+  Metrics metrics_{"1.2.3"};
+};
+
+TEST_F(MetricsTest, EverythingIsThereAndZeroBeforeAnythingHappens) {
+  const auto series = Parse(metrics_.Text());
+  const std::set<std::string> not_zero = {"gdn_build_info{version=\"1.2.3\"}"};
+  for (const auto& [name, value] : series) {
+    if (name.starts_with("process_") || name.starts_with("gdn_model_info")) continue;
+    EXPECT_EQ(value, not_zero.contains(name) ? 1.0 : 0.0) << name;
+  }
+  for (const std::string_view rpc : rpc::kRpcNames) {
+    for (const std::string_view code : rpc::kCodeNames) {
+      EXPECT_TRUE(series.contains("gdn_requests_total{code=\"" + std::string(code) + "\",rpc=\"" +
+                                  std::string(rpc) + "\"}"))
+          << rpc << " " << code;
+    }
+    EXPECT_TRUE(
+        series.contains("gdn_request_duration_seconds_count{rpc=\"" + std::string(rpc) + "\"}"));
+  }
+  for (const std::string_view op : kOps) {
+    for (const std::string phase : {"prefill", "decode", "mixed"}) {
+      EXPECT_TRUE(series.contains("gdn_kernel_duration_seconds_count{op=\"" + std::string(op) +
+                                  "\",phase=\"" + phase + "\"}"));
+    }
+  }
+  EXPECT_LT(series.size(), 2000u) << "a scrape should stay small";
+}
+
+TEST_F(MetricsTest, StepsCountTokensRowsAndTime) {
+  metrics_.OnStep({.phase = pipeline::Phase::kMixed,
+                   .duration_ns = 3'000'000,
+                   .prefill_tokens = 100,
+                   .decode_tokens = 7,
+                   .prefill_sequences = 2,
+                   .decode_sequences = 7});
+  metrics_.OnStep({.phase = pipeline::Phase::kDecode,
+                   .duration_ns = 1'000'000,
+                   .decode_tokens = 1,
+                   .decode_sequences = 1});
+  EXPECT_EQ(Value("gdn_tokens_total{phase=\"prefill\"}"), 100);
+  EXPECT_EQ(Value("gdn_tokens_total{phase=\"decode\"}"), 8);
+  EXPECT_EQ(Value("gdn_batch_size_count{phase=\"prefill\"}"), 1);
+  EXPECT_EQ(Value("gdn_batch_size_sum{phase=\"prefill\"}"), 2);
+  EXPECT_EQ(Value("gdn_batch_size_count{phase=\"decode\"}"), 2);
+  EXPECT_EQ(Value("gdn_batch_size_bucket{phase=\"decode\",le=\"6\"}"), 1);
+  EXPECT_EQ(Value("gdn_batch_size_bucket{phase=\"decode\",le=\"8\"}"), 2);
+  EXPECT_DOUBLE_EQ(Value("gdn_step_duration_seconds_sum{phase=\"mixed\"}"), 0.003);
+  EXPECT_DOUBLE_EQ(Value("gdn_step_duration_seconds_sum{phase=\"decode\"}"), 0.001);
+  EXPECT_EQ(Value("gdn_step_duration_seconds_count{phase=\"prefill\"}"), 0);
+}
+
+TEST_F(MetricsTest, EachEventMovesItsOwnSeries) {
+  const auto before = Parse(metrics_.Text());
+  metrics_.OnQueueTime(2'000'000'000);
+  metrics_.OnFirstToken(3'000'000'000);
+  metrics_.OnInterToken(4'000'000'000);
+  metrics_.OnFinished(engine::FinishReason::kLength);
+  metrics_.OnCancelled(engine::CancelPhase::kPrefill);
+  metrics_.OnRejected(engine::RejectionReason::kNoSlot);
+  metrics_.OnEvicted(engine::EvictionReason::kTtl);
+  metrics_.OnNonFinite();
+  metrics_.OnStreamBlocked(1'500'000'000);
+  metrics_.OnKernel("delta_rule", pipeline::Phase::kDecode, 5'000'000'000);
+  metrics_.OnKernel("not an op", pipeline::Phase::kDecode, 1);
+  metrics_.OnCallDone(rpc::Rpc::kStep, 5, 6'000'000'000);
+  metrics_.OnCallDone(rpc::Rpc::kStep, 99, 0);
+  std::map<std::string, double> moved;
+  for (const auto& [name, value] : Parse(metrics_.Text())) {
+    const bool bucket = name.find("_bucket") != std::string::npos;
+    if (!bucket && !name.starts_with("process_") && value != before.at(name)) moved[name] = value;
+  }
+  const std::map<std::string, double> expected = {
+      {"gdn_queue_duration_seconds_count", 1},
+      {"gdn_queue_duration_seconds_sum", 2},
+      {"gdn_time_to_first_token_seconds_count", 1},
+      {"gdn_time_to_first_token_seconds_sum", 3},
+      {"gdn_inter_token_latency_seconds_count", 1},
+      {"gdn_inter_token_latency_seconds_sum", 4},
+      {"gdn_streams_finished_total{reason=\"length\"}", 1},
+      {"gdn_cancellations_total{phase=\"prefill\"}", 1},
+      {"gdn_rejections_total{reason=\"no_slot\"}", 1},
+      {"gdn_session_evictions_total{reason=\"ttl\"}", 1},
+      {"gdn_nonfinite_states_total", 1},
+      {"gdn_stream_blocked_seconds_total", 1.5},
+      {"gdn_kernel_duration_seconds_count{op=\"delta_rule\",phase=\"decode\"}", 1},
+      {"gdn_kernel_duration_seconds_sum{op=\"delta_rule\",phase=\"decode\"}", 5},
+      {"gdn_requests_total{code=\"NOT_FOUND\",rpc=\"Step\"}", 1},
+      {"gdn_requests_total{code=\"UNKNOWN\",rpc=\"Step\"}", 1},
+      {"gdn_request_duration_seconds_count{rpc=\"Step\"}", 2},
+      {"gdn_request_duration_seconds_sum{rpc=\"Step\"}", 6},
+  };
+  EXPECT_EQ(moved, expected);
+}
+
+TEST_F(MetricsTest, LevelsAreGaugesAndFreshAtEachScrape) {
+  engine::Levels levels = {.queued_calls = 1,
+                           .queued_tokens = 2,
+                           .running_streams = 3,
+                           .blocked_streams = 4,
+                           .live_sessions = 5,
+                           .slots_free = 6,
+                           .slots_live = 7,
+                           .slots_in_flight = 8,
+                           .slots_reserved = 1};
+  metrics_.OnLevels(levels);
+  EXPECT_EQ(Value("gdn_queue_depth"), 1);
+  EXPECT_EQ(Value("gdn_queue_tokens"), 2);
+  EXPECT_EQ(Value("gdn_running_streams"), 3);
+  EXPECT_EQ(Value("gdn_blocked_streams"), 4);
+  EXPECT_EQ(Value("gdn_sessions"), 5);
+  EXPECT_EQ(Value("gdn_state_slots{state=\"free\"}"), 6);
+  EXPECT_EQ(Value("gdn_state_slots{state=\"live\"}"), 7);
+  EXPECT_EQ(Value("gdn_state_slots{state=\"in_flight\"}"), 8);
+  EXPECT_EQ(Value("gdn_state_slots{state=\"reserved\"}"), 1);
+  EXPECT_EQ(Value("gdn_state_bytes"), 16'000);
+  metrics_.SetLevelsSource([] { return engine::Levels{.running_streams = 42}; });
+  EXPECT_EQ(Value("gdn_running_streams"), 42);
+  EXPECT_EQ(Value("gdn_queue_depth"), 0);
+  metrics_.SetLevelsSource(nullptr);
+  metrics_.OnLevels(levels);
+  EXPECT_EQ(Value("gdn_running_streams"), 3);
+}
+
+TEST_F(MetricsTest, AClockThatGoesBackDoesNotSpoilSums) {
+  metrics_.OnFirstToken(1'000'000'000);
+  metrics_.OnFirstToken(-5'000'000'000);
+  metrics_.OnStreamBlocked(-1);
+  EXPECT_EQ(Value("gdn_time_to_first_token_seconds_sum"), 1);
+  EXPECT_EQ(Value("gdn_time_to_first_token_seconds_count"), 2);
+  EXPECT_EQ(Value("gdn_stream_blocked_seconds_total"), 0);
+}
+
+TEST_F(MetricsTest, BucketBoundsAreShortDecimals) {
+  const std::string page = metrics_.Text();
+  const std::string key = "le=\"";
+  for (size_t at = page.find(key); at != std::string::npos; at = page.find(key, at + 1)) {
+    const size_t begin = at + key.size();
+    const std::string bound = page.substr(begin, page.find('"', begin) - begin);
+    EXPECT_LE(bound.size(), 7u) << bound;
+  }
+}
+
+TEST_F(MetricsTest, ProcessFamiliesAreSane) {
+  EXPECT_GT(Value("process_resident_memory_bytes"), 1e6);
+  EXPECT_GT(Value("process_cpu_seconds_total"), 0);
+  EXPECT_GT(Value("process_open_fds"), 2);
+  const double start = Value("process_start_time_seconds");
+  const auto now = static_cast<double>(time(nullptr));
+  EXPECT_GT(start, now - 86'400);
+  EXPECT_LT(start, now + 2);
+}
+
+TEST_F(MetricsTest, ManyThreadsLoseNothing) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([this] {
+      for (int j = 0; j < 10'000; ++j) {
+        metrics_.OnInterToken(1000);
+        metrics_.OnCallDone(rpc::Rpc::kGenerate, 0, 1000);
+        metrics_.OnLevels({});
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(Value("gdn_inter_token_latency_seconds_count"), 40'000);
+  EXPECT_EQ(Value("gdn_requests_total{code=\"OK\",rpc=\"Generate\"}"), 40'000);
+}
+
+TEST_F(MetricsTest, ATakenPortIsAStatus) {
+  ASSERT_TRUE(metrics_.Listen("127.0.0.1:0").ok());
+  ASSERT_GT(metrics_.port(), 0);
+  Metrics second("2");
+  const std::string address = "127.0.0.1:" + std::to_string(metrics_.port());
+  const absl::Status status = second.Listen(address);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(status.message().find(address), absl::string_view::npos) << status;
+  EXPECT_NE(status.message().find("--metrics-listen"), absl::string_view::npos) << status;
+}
+
+// docs/metrics.md has a table row `| \`name\` | ...` for each family, and no others.
+TEST_F(MetricsTest, TheDocumentationListsExactlyWhatIsServed) {
+  std::set<std::string> documented;
+  std::ifstream file(GDN_SOURCE_DIR "/docs/metrics.md");
+  ASSERT_TRUE(file) << "docs/metrics.md is missing";
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with("| `")) continue;
+    const size_t end = line.find_first_of("`{", 3);
+    EXPECT_TRUE(documented.insert(line.substr(3, end - 3)).second) << "twice: " << line;
+  }
+  ASSERT_TRUE(metrics_.Listen("127.0.0.1:0").ok());
+  Get(metrics_.port(), "/metrics");  // The exposer's own families appear with the first scrape.
+  const std::string answer = Get(metrics_.port(), "/metrics");
+  EXPECT_TRUE(answer.starts_with("HTTP/1.1 200")) << answer.substr(0, 100);
+  const std::set<std::string> served = FamilyNames(answer);
+  std::vector<std::string> difference;
+  std::set_symmetric_difference(documented.begin(), documented.end(), served.begin(), served.end(),
+                                std::back_inserter(difference));
+  EXPECT_EQ(difference, std::vector<std::string>{});
+  EXPECT_GT(served.size(), 25u);
+}
+
+}  // namespace
+}  // namespace gdn::metrics
