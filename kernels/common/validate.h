@@ -3,6 +3,7 @@
 #define KERNELS_COMMON_VALIDATE_H_
 
 #include <cstdint>
+#include <cstring>
 
 #include "gdn/kernels/types.h"
 #include "kernels/common/check.h"
@@ -23,10 +24,13 @@ inline constexpr int64_t kMaxExtent = int64_t{1} << 40;
 inline gdn_status CheckExec(const char* op, const gdn_exec* exec, const void* args) {
   GDN_CHECK_ARG(exec != nullptr, GDN_INVALID_ARGUMENT, "%s: exec must not be NULL", op);
   GDN_CHECK_ARG(args != nullptr, GDN_INVALID_ARGUMENT, "%s: args must not be NULL", op);
-  GDN_CHECK_ARG(exec->backend == GDN_BACKEND_REF || exec->backend == GDN_BACKEND_CPU,
-                GDN_BACKEND_UNAVAILABLE,
+  // A C caller may store any integer; C++ may not load it as the enum.
+  int backend = 0;
+  static_assert(sizeof(backend) == sizeof(exec->backend));
+  std::memcpy(&backend, &exec->backend, sizeof(backend));
+  GDN_CHECK_ARG(backend == GDN_BACKEND_REF || backend == GDN_BACKEND_CPU, GDN_BACKEND_UNAVAILABLE,
                 "%s: this build has the back ends REF (0) and CPU (1), got exec.backend %d", op,
-                static_cast<int>(exec->backend));
+                backend);
   return GDN_OK;
 }
 

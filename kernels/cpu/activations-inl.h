@@ -31,9 +31,32 @@ HWY_INLINE hn::Vec<D> SigmoidOf(D d, hn::Vec<D> x) {
   return hn::Div(numerator, hn::Add(one, e));
 }
 
+// exp(x) for x <= 0 within 2 ULP; below -87 it stays at exp(-87), about 1e-38. x must not be NaN.
+template <class D>
+HWY_INLINE hn::Vec<D> ExpOfNegative(D d, hn::Vec<D> x) {
+  const hn::Rebind<int32_t, D> di;
+  x = hn::Max(x, hn::Set(d, -87.0f));
+  const auto n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504f)));
+  auto r = hn::MulAdd(n, hn::Set(d, -0.693145752f), x);
+  r = hn::MulAdd(n, hn::Set(d, -1.42860677e-6f), r);
+  auto p = hn::MulAdd(hn::Set(d, 1.98527618e-4f), r, hn::Set(d, 1.39304355e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 8.33336078e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 4.16664854e-2f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.66666672e-1f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.5f));
+  p = hn::MulAdd(hn::Mul(p, r), r, r);
+  p = hn::Add(p, hn::Set(d, 1.0f));
+  const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(di, n));
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
+}
+
+// A NaN comes through the outer factor.
 template <class D>
 HWY_INLINE hn::Vec<D> SiluOf(D d, hn::Vec<D> x) {
-  return hn::Mul(x, SigmoidOf(d, x));
+  const auto one = hn::Set(d, 1.0f);
+  const auto e = ExpOfNegative(d, hn::Neg(hn::Abs(x)));
+  const auto numerator = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one);
+  return hn::Mul(x, hn::Div(numerator, hn::Add(one, e)));
 }
 
 }  // namespace gdn::cpu::HWY_NAMESPACE

@@ -212,7 +212,8 @@ gdn_status DeltaRulePrefill(const gdn_exec& exec, const gdn_delta_rule_args& arg
   // The value heads of a key head share the work on keys, unless that leaves threads idle.
   const int64_t threads = gdn_cpu_pool_threads(exec.pool);
   const int64_t ratio = HeadsPerKey(args);
-  const int64_t heads = args.sequences * args.key_heads >= 4 * threads ? ratio : 1;
+  const bool busy = threads == 1 || args.sequences * args.key_heads >= 4 * threads;
+  const int64_t heads = busy ? ratio : 1;
   const int64_t tasks_per_sequence = args.value_heads / heads;
   const int64_t tasks = args.sequences * tasks_per_sequence;
   const size_t worker_bytes = WorkerBytes(args);

@@ -12,9 +12,9 @@ namespace gdn::cpu {
 
 // Tokens a chunk holds. The work inside a chunk grows with its square, the traffic of the state
 // falls with its length.
-inline constexpr int64_t kChunk = 32;
+inline constexpr int64_t kChunk = 16;
 // State rows that pass through a chunk together.
-inline constexpr int64_t kValueBlock = 24;
+inline constexpr int64_t kValueBlock = 48;
 // Two of the widest vectors, so that rows of scratch need no tails on any target.
 inline constexpr int64_t kScratchAlign = 32;
 

@@ -19,7 +19,8 @@ HWY_INLINE hn::Vec<D> SoftplusOfSum(D d, hn::Vec<D> a, hn::Vec<D> bias) {
   const auto one = hn::Set(d, 1.0f);
   const auto x = hn::Add(a, bias);
   const auto a_part = hn::Sub(x, bias);
-  const auto error = hn::Add(hn::Sub(a, a_part), hn::Sub(bias, hn::Sub(x, a_part)));
+  const auto rounding = hn::Add(hn::Sub(a, a_part), hn::Sub(bias, hn::Sub(x, a_part)));
+  const auto error = hn::IfThenElseZero(hn::IsFinite(x), rounding);
   const auto e = ExpOf(d, hn::Min(x, hn::Set(d, 20.0f)));
   const auto slope = hn::Div(e, hn::Add(one, e));
   const auto small = hn::MulAdd(error, slope, hn::Log1p(d, e));
