@@ -29,13 +29,13 @@ function(gdn_executable name)
   _gdn_configure(${name})
 endfunction()
 
-# gdn_test(name SRCS ... DEPS ... [LABELS unit] [TIMEOUT 120] [ENVIRONMENT A=b]): one GoogleTest
+# gdn_test(name SRCS ... DEPS ... [LABELS unit ...] [TIMEOUT 120] [ENVIRONMENT A=b]): one GoogleTest
 # binary; every case becomes a ctest entry, so a skip is visible as a skip.
 function(gdn_test name)
   if(NOT GDN_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "NO_MAIN" "LABELS;TIMEOUT" "SRCS;DEPS;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(ARG "NO_MAIN" "TIMEOUT" "SRCS;DEPS;LABELS;ENVIRONMENT" ${ARGN})
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
@@ -49,8 +49,16 @@ function(gdn_test name)
     target_link_libraries(${name} PRIVATE GTest::gtest_main)
   endif()
   target_compile_definitions(${name} PRIVATE GDN_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES
-    PROPERTIES LABELS ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "${ARG_ENVIRONMENT}")
+  # Discovery does not carry a list as the value of a property, so ctest reads them from a file of
+  # their own.
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES TEST_LIST ${name}_cases)
+  set(properties ${CMAKE_CURRENT_BINARY_DIR}/${name}_properties.cmake)
+  file(CONFIGURE OUTPUT ${properties} @ONLY CONTENT "if(@name@_cases)
+  set_tests_properties(\${@name@_cases} PROPERTIES
+    LABELS [==[@ARG_LABELS@]==] TIMEOUT @ARG_TIMEOUT@ ENVIRONMENT [==[@ARG_ENVIRONMENT@]==])
+endif()
+")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${properties})
 endfunction()
 
 # gdn_bench(name SRCS ... DEPS ...): a benchmark; built with the rest so that it never rots.

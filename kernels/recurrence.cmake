@@ -15,7 +15,7 @@ gdn_test(kernels_test
     l2_norm_test.cc
     recurrence_misuse_test.cc
   DEPS gdn_kernels
-  LABELS "unit\;tsan"
+  LABELS "unit;tsan"
   TIMEOUT 300)
 
 gdn_bench(recurrence_bench SRCS bench/recurrence_bench.cc DEPS gdn_kernels)
