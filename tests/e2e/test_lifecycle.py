@@ -105,10 +105,10 @@ class StartTest(TestCase):
 
 class StopTest(TestCase):
     def test_drain(self):
-        server = Server()
+        server = Server("--drain-timeout-s=60")
         self.addCleanup(server.stop)
         client = server.client
-        count = 3_000
+        count = 2_000
         expected = ids_of(client.generate_tokens(PROMPT, max_new_tokens=40, ignore_eos=True))
         session = client.create()
         watch = client.health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
