@@ -153,12 +153,14 @@ void Server::Run() {
 void Server::Drain() {
   spdlog::info("draining; running calls have {} s", options_.drain_timeout_s);
   rpc_->BeginDrain();
+  const int64_t deadline_ns = clock_.NowNs() + options_.drain_timeout_s * 1'000'000'000;
   if (engine_ != nullptr) {
     engine_->BeginDrain();
-    const int64_t ended =
-        engine_->FinishDrain(clock_.NowNs() + options_.drain_timeout_s * 1'000'000'000);
+    const int64_t ended = engine_->FinishDrain(deadline_ns);
     if (ended > 0) spdlog::warn("ended {} calls at the drain timeout", ended);
   }
+  // What the engine has finished may still be on its way to a slow reader.
+  rpc_->WaitForCalls((deadline_ns - clock_.NowNs()) / 1'000'000);
   TakeDown(kShutdownGraceMs);
   spdlog::info("stopped");
 }

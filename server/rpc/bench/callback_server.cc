@@ -26,24 +26,27 @@ class StepReactor final : public grpc::ServerBidiReactor<v1::StepRequest, v1::St
     std::lock_guard lock(mutex_);
     if (!ok) {
       half_closed_ = true;
-      if (!writing_) Finish(grpc::Status::OK);
+      if (!writing_) FinishOnce();
       return;
     }
     read_ = true;
-    if (!writing_) Answer();
+    if (!writing_ && !finished_) Answer();
   }
   void OnWriteDone(bool ok) override {
     std::lock_guard lock(mutex_);
     writing_ = false;
-    if (read_) {
+    if (read_ && ok) {
       Answer();
     } else if (half_closed_ || !ok) {
-      Finish(grpc::Status::OK);
+      FinishOnce();
     }
   }
   void OnDone() override { delete this; }
 
  private:
+  void FinishOnce() {
+    if (!std::exchange(finished_, true)) Finish(grpc::Status::OK);
+  }
   void Answer() {
     const v1::StepRequest& request = requests_[current_];
     current_ ^= 1;
@@ -68,6 +71,7 @@ class StepReactor final : public grpc::ServerBidiReactor<v1::StepRequest, v1::St
   bool read_ = false;
   bool writing_ = false;
   bool half_closed_ = false;
+  bool finished_ = false;
 };
 
 class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateResponse> {

@@ -60,12 +60,11 @@ class EchoEngine final : public engine::Engine {
   ~EchoEngine() override { Stop(); }
 
   absl::StatusOr<std::unique_ptr<engine::BatchCall>> Submit(engine::BatchRequest request,
-                                                            engine::CallOptions options) override {
+                                                            engine::CallOptions) override {
     engine::BatchResult result;
     for (engine::SequenceRequest& sequence : request.sequences) {
       result.sequences.emplace_back().session_id = std::move(sequence.session_id);
     }
-    options.on_ready();
     return std::make_unique<EchoBatch>(std::move(result));
   }
   absl::StatusOr<std::unique_ptr<engine::GenerateCall>> Generate(
