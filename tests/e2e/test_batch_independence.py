@@ -47,7 +47,7 @@ class BatchIndependenceTest(TestCase):
         """One batch of fresh sessions: the bytes of all their outputs, and what follows."""
         sessions = [self.client.create() for _ in lengths]
         every = {"logits": types_pb2.POSITIONS_ALL, "hidden_states": types_pb2.POSITIONS_ALL}
-        reply = self.client.prefill(*(sequence(session, (TEXT * 4)[length:2 * length], **every)
+        reply = self.client.prefill(*(sequence(session, (TEXT * 8)[length:2 * length], **every)
                                       for session, length in zip(sessions, lengths)))
         outputs = []
         for item, length in zip(reply.sequences, lengths):
@@ -83,7 +83,7 @@ class BatchIndependenceTest(TestCase):
         sessions = [self.client.create() for _ in LENGTHS]
         every = {"logits": types_pb2.POSITIONS_ALL, "hidden_states": types_pb2.POSITIONS_ALL}
         calls = [self.client.inference.Prefill.future(inference_pb2.PrefillRequest(sequences=[
-            sequence(session, (TEXT * 4)[length:2 * length], **every)]), timeout=PATIENCE_S)
+            sequence(session, (TEXT * 8)[length:2 * length], **every)]), timeout=PATIENCE_S)
             for session, length in zip(sessions, LENGTHS)]
         for call, (logits, hidden, _), session in zip(calls, alone, sessions):
             item = call.result().sequences[0]
