@@ -42,8 +42,10 @@ void StepHead(const gdn_delta_rule_args& args, int64_t sequence, int64_t begin, 
     src_stride = args.key_dim;
   }
   PrepareValues(args, begin, end - begin, hv, scratch.values);
-  TokensOnHead(scratch.keys, scratch.values, end - begin, args.key_dim, args.value_dim, src,
-               src_stride, dst);
+  const auto run = RowsArePairs(args.key_dim) ? TokensOnHead<true, TState, TState>
+                                              : TokensOnHead<false, TState, TState>;
+  run(scratch.keys, scratch.values, end - begin, args.key_dim, args.value_dim, src, src_stride,
+      dst);
   StoreOutputs(args, begin, end - begin, hv, scratch.values);
 }
 

@@ -2,6 +2,7 @@
 //
 // With p = S k and r = S q taken from the old state, one pass reads it and one writes it:
 //   u = beta (v - a p),   o = a r + (k.q) u,   S <- a S + u k^T
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/delta_rule_common.h"
 #include "kernels/cpu/elements-inl.h"
@@ -44,6 +45,60 @@ inline float PaddedDot(const float* a, const float* b, size_t dim) {
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
+// Two vectors of a row. BF16 pairs are the even and the odd elements, which a shift and a mask take
+// apart; keys are then prepared in the same order, and sums do not care.
+template <class D, class V>
+HWY_INLINE void LoadPair(D d, const float* p, V& first, V& second) {
+  first = hn::LoadU(d, p);
+  second = hn::LoadU(d, p + hn::Lanes(d));
+}
+
+template <class D, class V>
+HWY_INLINE void LoadPair(D d, const Bf16* p, V& even, V& odd) {
+  const hn::Rebind<uint32_t, D> du;
+  const auto bits = hn::LoadU(du, reinterpret_cast<const uint32_t*>(p));
+  even = hn::BitCast(d, hn::ShiftLeft<16>(bits));
+  odd = hn::BitCast(d, hn::And(bits, hn::Set(du, 0xffff0000u)));
+}
+
+template <class D, class V>
+HWY_INLINE void StorePair(D d, V first, V second, float* p) {
+  hn::StoreU(first, d, p);
+  hn::StoreU(second, d, p + hn::Lanes(d));
+}
+
+template <class D, class V>
+HWY_INLINE void StorePair(D d, V even, V odd, Bf16* p) {
+  const hn::Rebind<uint32_t, D> du;
+  // Nearest even in the upper half; a NaN becomes all ones.
+  const auto round = [&](V x) HWY_ATTR {
+    const auto bits = hn::BitCast(du, x);
+    const auto last = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+    const auto rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7fffu)), last);
+    return hn::Or(rounded, hn::BitCast(du, hn::VecFromMask(d, hn::IsNaN(x))));
+  };
+  const auto high = hn::And(round(odd), hn::Set(du, 0xffff0000u));
+  const auto low = hn::ShiftRight<16>(round(even));
+  hn::StoreU(hn::Or(high, low), du, reinterpret_cast<uint32_t*>(p));
+}
+
+// Whether rows are whole pairs, for all the rows of a call.
+inline bool RowsArePairs(int64_t key_dim) {
+  return key_dim % static_cast<int64_t>(2 * hn::Lanes(hn::ScalableTag<float>())) == 0;
+}
+
+// Reorders a prepared key as LoadPair does a BF16 row.
+inline void SplitPairs(float* key, size_t dim) {
+  const hn::ScalableTag<float> d;
+  const size_t n = hn::Lanes(d);
+  for (size_t i = 0; i < dim; i += 2 * n) {
+    const auto low = hn::Load(d, key + i);
+    const auto high = hn::Load(d, key + i + n);
+    hn::Store(hn::ConcatEven(d, high, low), d, key + i);
+    hn::Store(hn::ConcatOdd(d, high, low), d, key + i + n);
+  }
+}
+
 // q and k of key head h, tokens [begin, begin + count).
 inline void PrepareKeys(const gdn_delta_rule_args& args, int64_t begin, int64_t count, int64_t h,
                         KeyTokens& keys) {
@@ -57,6 +112,10 @@ inline void PrepareKeys(const gdn_delta_rule_args& args, int64_t begin, int64_t 
       PrepareKey(q + h * args.key_dim, dim, normalize, QueryScale(args), keys.q[i]);
       PrepareKey(k + h * args.key_dim, dim, normalize, 1.0f, keys.k[i]);
       keys.kq[i] = PaddedDot(keys.k[i], keys.q[i], dim);
+      if (args.state_dtype == GDN_BF16 && RowsArePairs(args.key_dim)) {
+        SplitPairs(keys.q[i], dim);
+        SplitPairs(keys.k[i], dim);
+      }
     }
   });
 }
@@ -128,92 +187,96 @@ HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> SumsOfLanes4(D d, V a, V b, V c, V e)
   }
 }
 
+// Rows ahead that are asked for while a row is read: the rows of a head, and of the next head, lie
+// behind each other, but four at a time is no pattern that hardware follows well.
+inline constexpr int64_t kPrefetchRows = 16;
+
+template <class D>
+struct RowSums {
+  hn::Vec<D> p[4];  // S k
+  hn::Vec<D> r[4];  // S q
+};
+
 // One token on four state rows. k and q are zero beyond `dim`, so a partial last vector adds zeros.
-template <typename TIn, typename TOut>
+template <bool kPairs, typename TIn, typename TOut>
 HWY_INLINE void TokenRows4(const TIn* src, int64_t src_stride, TOut* dst, int64_t dst_stride,
                            size_t dim, const float* HWY_RESTRICT k, const float* HWY_RESTRICT q,
                            float kq, float decay, float beta, const float* v, float* o) {
   const hn::ScalableTag<float> d;
   const hn::FixedTag<float, 4> d4;
+  using V = hn::Vec<decltype(d)>;
   const size_t n = hn::Lanes(d);
-  const size_t whole = dim - dim % n;
-  const TIn* s0 = src;
-  const TIn* s1 = src + src_stride;
-  const TIn* s2 = src + 2 * src_stride;
-  const TIn* s3 = src + 3 * src_stride;
-  auto p0 = hn::Zero(d), p1 = p0, p2 = p0, p3 = p0;
-  auto r0 = p0, r1 = p0, r2 = p0, r3 = p0;
-  for (size_t i = 0; i < whole; i += n) {
-    const auto vk = hn::Load(d, k + i);
-    const auto vq = hn::Load(d, q + i);
-    const auto x0 = LoadElements(d, s0 + i);
-    p0 = hn::MulAdd(x0, vk, p0);
-    r0 = hn::MulAdd(x0, vq, r0);
-    const auto x1 = LoadElements(d, s1 + i);
-    p1 = hn::MulAdd(x1, vk, p1);
-    r1 = hn::MulAdd(x1, vq, r1);
-    const auto x2 = LoadElements(d, s2 + i);
-    p2 = hn::MulAdd(x2, vk, p2);
-    r2 = hn::MulAdd(x2, vq, r2);
-    const auto x3 = LoadElements(d, s3 + i);
-    p3 = hn::MulAdd(x3, vk, p3);
-    r3 = hn::MulAdd(x3, vq, r3);
+  RowSums<decltype(d)> sums;
+  _Pragma("GCC unroll 4") for (int j = 0; j < 4; ++j) {
+    sums.p[j] = hn::Zero(d);
+    sums.r[j] = hn::Zero(d);
   }
-  const size_t rest = dim - whole;
-  if (HWY_UNLIKELY(rest != 0)) {
-    const auto vk = hn::Load(d, k + whole);
-    const auto vq = hn::Load(d, q + whole);
-    const auto x0 = LoadElementsPart(d, s0 + whole, rest);
-    const auto x1 = LoadElementsPart(d, s1 + whole, rest);
-    const auto x2 = LoadElementsPart(d, s2 + whole, rest);
-    const auto x3 = LoadElementsPart(d, s3 + whole, rest);
-    p0 = hn::MulAdd(x0, vk, p0);
-    r0 = hn::MulAdd(x0, vq, r0);
-    p1 = hn::MulAdd(x1, vk, p1);
-    r1 = hn::MulAdd(x1, vq, r1);
-    p2 = hn::MulAdd(x2, vk, p2);
-    r2 = hn::MulAdd(x2, vq, r2);
-    p3 = hn::MulAdd(x3, vk, p3);
-    r3 = hn::MulAdd(x3, vq, r3);
+  if constexpr (kPairs) {
+    for (size_t i = 0; i < dim; i += 2 * n) {
+      const V k0 = hn::Load(d, k + i), k1 = hn::Load(d, k + i + n);
+      const V q0 = hn::Load(d, q + i), q1 = hn::Load(d, q + i + n);
+      _Pragma("GCC unroll 4") for (int j = 0; j < 4; ++j) {
+        V x0, x1;
+        LoadPair(d, src + j * src_stride + i, x0, x1);
+        hwy::Prefetch(src + (j + kPrefetchRows) * src_stride + i);
+        sums.p[j] = hn::MulAdd(x1, k1, hn::MulAdd(x0, k0, sums.p[j]));
+        sums.r[j] = hn::MulAdd(x1, q1, hn::MulAdd(x0, q0, sums.r[j]));
+      }
+    }
+  } else {
+    for (size_t i = 0; i < dim; i += n) {
+      const V vk = hn::Load(d, k + i);
+      const V vq = hn::Load(d, q + i);
+      for (int j = 0; j < 4; ++j) {
+        const TIn* row = src + j * src_stride + i;
+        const V x = i + n <= dim ? LoadElements(d, row) : LoadElementsPart(d, row, dim - i);
+        sums.p[j] = hn::MulAdd(x, vk, sums.p[j]);
+        sums.r[j] = hn::MulAdd(x, vq, sums.r[j]);
+      }
+    }
   }
-  const auto p = SumsOfLanes4(d, p0, p1, p2, p3);
-  const auto r = SumsOfLanes4(d, r0, r1, r2, r3);
+  const auto p = SumsOfLanes4(d, sums.p[0], sums.p[1], sums.p[2], sums.p[3]);
+  const auto r = SumsOfLanes4(d, sums.r[0], sums.r[1], sums.r[2], sums.r[3]);
   const auto a4 = hn::Set(d4, decay);
   const auto u = hn::Mul(hn::Set(d4, beta), hn::NegMulAdd(a4, p, hn::LoadU(d4, v)));
   hn::StoreU(hn::MulAdd(hn::Set(d4, kq), u, hn::Mul(a4, r)), d4, o);
-  alignas(16) float us[4];
-  hn::Store(u, d4, us);
+  alignas(16) float u_rows[4];
+  hn::Store(u, d4, u_rows);
 
-  const auto a = hn::Set(d, decay);
-  const auto u0 = hn::Set(d, us[0]), u1 = hn::Set(d, us[1]);
-  const auto u2 = hn::Set(d, us[2]), u3 = hn::Set(d, us[3]);
-  TOut* t0 = dst;
-  TOut* t1 = dst + dst_stride;
-  TOut* t2 = dst + 2 * dst_stride;
-  TOut* t3 = dst + 3 * dst_stride;
-  for (size_t i = 0; i < whole; i += n) {
-    const auto vk = hn::Load(d, k + i);
-    StoreElements(d, hn::MulAdd(u0, vk, hn::Mul(a, LoadElements(d, s0 + i))), t0 + i);
-    StoreElements(d, hn::MulAdd(u1, vk, hn::Mul(a, LoadElements(d, s1 + i))), t1 + i);
-    StoreElements(d, hn::MulAdd(u2, vk, hn::Mul(a, LoadElements(d, s2 + i))), t2 + i);
-    StoreElements(d, hn::MulAdd(u3, vk, hn::Mul(a, LoadElements(d, s3 + i))), t3 + i);
-  }
-  if (HWY_UNLIKELY(rest != 0)) {
-    const auto vk = hn::Load(d, k + whole);
-    const auto update = [&](const TIn* from, TOut* to, hn::Vec<decltype(d)> uv) HWY_ATTR {
-      const auto x = LoadElementsPart(d, from + whole, rest);
-      StoreElementsPart(d, hn::MulAdd(uv, vk, hn::Mul(a, x)), to + whole, rest);
-    };
-    update(s0, t0, u0);
-    update(s1, t1, u1);
-    update(s2, t2, u2);
-    update(s3, t3, u3);
+  const V a = hn::Set(d, decay);
+  V vu[4];
+  _Pragma("GCC unroll 4") for (int j = 0; j < 4; ++j) vu[j] = hn::Set(d, u_rows[j]);
+  if constexpr (kPairs) {
+    for (size_t i = 0; i < dim; i += 2 * n) {
+      const V k0 = hn::Load(d, k + i), k1 = hn::Load(d, k + i + n);
+      _Pragma("GCC unroll 4") for (int j = 0; j < 4; ++j) {
+        V x0, x1;
+        LoadPair(d, src + j * src_stride + i, x0, x1);
+        x0 = hn::MulAdd(vu[j], k0, hn::Mul(a, x0));
+        x1 = hn::MulAdd(vu[j], k1, hn::Mul(a, x1));
+        StorePair(d, x0, x1, dst + j * dst_stride + i);
+      }
+    }
+  } else {
+    for (size_t i = 0; i < dim; i += n) {
+      const V vk = hn::Load(d, k + i);
+      for (int j = 0; j < 4; ++j) {
+        const TIn* row = src + j * src_stride + i;
+        TOut* out = dst + j * dst_stride + i;
+        if (i + n <= dim) {
+          StoreElements(d, hn::MulAdd(vu[j], vk, hn::Mul(a, LoadElements(d, row))), out);
+        } else {
+          const V x = LoadElementsPart(d, row, dim - i);
+          StoreElementsPart(d, hn::MulAdd(vu[j], vk, hn::Mul(a, x)), out, dim - i);
+        }
+      }
+    }
   }
 }
 
 // `count` tokens on all rows of one head; `src` and `dst` may be the same rows. V not a multiple of
 // four: the last rows go through a copy of four rows.
-template <typename TIn, typename TOut>
+template <bool kPairs, typename TIn, typename TOut>
 void TokensOnHead(const KeyTokens& keys, ValueTokens& values, int64_t count, int64_t key_dim,
                   int64_t value_dim, const TIn* src, int64_t src_stride, TOut* dst) {
   const auto dim = static_cast<size_t>(key_dim);
@@ -237,8 +300,8 @@ void TokensOnHead(const KeyTokens& keys, ValueTokens& values, int64_t count, int
       out = last_out;
     }
     auto token = [&](int64_t t, const auto* from, int64_t from_stride, auto* to) HWY_ATTR {
-      TokenRows4(from, from_stride, to, key_dim, dim, keys.k[t], keys.q[t], keys.kq[t],
-                 values.decay[t], values.beta[t], values.v[t] + row, values.o[t] + row);
+      TokenRows4<kPairs>(from, from_stride, to, key_dim, dim, keys.k[t], keys.q[t], keys.kq[t],
+                         values.decay[t], values.beta[t], values.v[t] + row, values.o[t] + row);
     };
     if (count == 1) {
       token(0, in, in_stride, out);
