@@ -83,20 +83,24 @@ float Rounded(gdn_dtype dtype, double value) {
   return one.Get(0);
 }
 
-// The formula, element by element, for checking the oracle too.
-double Expected(const Problem& p, int64_t token, int64_t head, int64_t i) {
+// One head by the formula, for checking the oracle too.
+std::vector<double> Expected(const Problem& p, int64_t token, int64_t head) {
   const auto& a = p.args;
   const int64_t x0 = token * a.x_token_stride + head * a.x_head_stride;
+  const int64_t gate0 = kGateOffset + token * a.gate_token_stride + head * a.gate_head_stride;
   long double sum = 0.0L;
-  for (int64_t j = 0; j < a.dim; ++j) sum += powl(p.x.Get(x0 + j), 2);
+  for (int64_t i = 0; i < a.dim; ++i) sum += powl(p.x.Get(x0 + i), 2);
   const long double rms = sqrtl(sum / static_cast<long double>(a.dim) + a.eps);
-  double n = static_cast<double>(p.x.Get(x0 + i) / rms) *
-             (p.weight[static_cast<size_t>(i)] + (a.zero_centered ? 1.0 : 0.0));
-  if (a.round_before_gate) n = Rounded(a.x_dtype, n);
-  const double g =
-      p.gate.Get(kGateOffset + token * a.gate_token_stride + head * a.gate_head_stride + i);
-  const double sigmoid = 1.0 / (1.0 + std::exp(-g));
-  return n * (a.activation == GDN_GATE_SILU ? g * sigmoid : sigmoid);
+  std::vector<double> y;
+  for (int64_t i = 0; i < a.dim; ++i) {
+    double n = static_cast<double>(p.x.Get(x0 + i) / rms) *
+               (p.weight[static_cast<size_t>(i)] + (a.zero_centered ? 1.0 : 0.0));
+    if (a.round_before_gate) n = Rounded(a.x_dtype, n);
+    const double gate = p.gate.Get(gate0 + i);
+    const double sigmoid = 1.0 / (1.0 + std::exp(-gate));
+    y.push_back(n * (a.activation == GDN_GATE_SILU ? gate * sigmoid : sigmoid));
+  }
+  return y;
 }
 
 void ExpectMatches(const Problem& p, const Tensor& y, double bound) {
@@ -104,10 +108,11 @@ void ExpectMatches(const Problem& p, const Tensor& y, double bound) {
   RelativeL2 error;
   for (int64_t token = 0; token < a.tokens; ++token) {
     for (int64_t head = 0; head < a.heads; ++head) {
+      const std::vector<double> expected = Expected(p, token, head);
       for (int64_t i = 0; i < a.dim; ++i) {
         const double got = y.Get(token * a.y_token_stride + head * a.y_head_stride + i);
         ASSERT_TRUE(std::isfinite(got));
-        error.Add(got, Expected(p, token, head, i));
+        error.Add(got, expected[static_cast<size_t>(i)]);
       }
     }
     for (int64_t i = a.heads * a.dim; i < a.y_token_stride; ++i) {

@@ -69,12 +69,12 @@ void ExpectMatchesRef(OnednnElement element, double bound) {
   for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 1}, {130, 33}, {260, 256}, {97, 64}}) {
     const Problem problem(random, n, k);
     const auto reference = ref::PackWeight(problem.Request(0, 1));
-    for (const int32_t row_block : {0, 1, 4, 32}) {
+    for (const int32_t row_block : {0, 4, 32}) {
       for (const int32_t threads : {1, 2, 3}) {
         const auto weight = cpu::PackOnednn(problem.Request(row_block, threads), element);
         ASSERT_NE(weight, nullptr) << gdn_last_error();
         Execution execution(CpuBackend(threads));
-        for (const int64_t rows : {1, 2, 5, 33, 300}) {
+        for (const int64_t rows : {1, 5, 33, 300}) {
           for (const float start : {0.0f, 1.5f}) {
             SCOPED_TRACE(testing::Message()
                          << "N " << n << " K " << k << " row_block " << row_block << " threads "

@@ -143,7 +143,7 @@ TEST(SamplingTest, CpuDrawsTheTokenOfTheDefinition) {
   for (const Variant& variant : kVariants) {
     const BaselineTargetScope target(variant.baseline);
     Execution execution(CpuBackend(variant.threads));
-    for (const int64_t vocab : {1, 2, 9, 33, 260, 5000}) {
+    for (const int64_t vocab : {1, 2, 9, 33, 260, 2500}) {
       Batch batch;
       for (const gdn_sampling_params& params : FilterCases()) {
         batch.Add(NormalRow(random, vocab, 3.0f), params,
@@ -368,7 +368,7 @@ TEST(SamplingTest, LargeVocabulary) {
   constexpr int64_t kVocab = 248320;
   Batch batch;
   batch.top_logprobs = 5;
-  for (const float scale : {0.0f, 0.1f, 3.0f}) {
+  for (const float scale : {0.0f, 3.0f}) {
     for (const gdn_sampling_params& params :
          {gdn_sampling_params{1.0f, 0, 1.0f, 0.0f, 1.0f, 1},
           gdn_sampling_params{1.0f, 50, 0.95f, 0.0f, 1.0f, 2},

@@ -17,6 +17,8 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr size_t kAlignment = 64;
+// Nats around min_p's limit within which FP32 does not decide.
+constexpr float kMinPMargin = 1e-3f;
 // Room behind the ids for one vector that Collect writes ahead.
 constexpr int64_t kIdPadding = 64;
 
@@ -177,8 +179,11 @@ int64_t RowSampler::TopP(const float* l, float max, const gdn_sampling_params& p
 
 int64_t RowSampler::MinP(const float* l, float max, const gdn_sampling_params& params,
                          int64_t count) {
+  // Well above the limit no exponential is needed.
+  const float surely = max + params.temperature * (std::log(params.min_p) + kMinPMargin);
   int32_t* end = std::remove_if(ids_, ids_ + count, [&](int32_t id) {
-    return std::exp((static_cast<double>(l[id]) - max) / params.temperature) < params.min_p;
+    return l[id] <= surely &&
+           std::exp((static_cast<double>(l[id]) - max) / params.temperature) < params.min_p;
   });
   return end - ids_;
 }
@@ -198,7 +203,7 @@ int32_t RowSampler::Draw(const float* l, float max, const gdn_sampling_params& p
   if (filter_min) {
     if (!filter_k && !filter_p) {
       // A margin below the exact limit, which MinP applies.
-      const float level = max + params.temperature * (std::log(params.min_p) - 1e-3f);
+      const float level = max + params.temperature * (std::log(params.min_p) - kMinPMargin);
       int64_t next = 0;
       count = scans_.collect(l, vocab_, std::nextafter(level, -kInfinity), &next, ids_, 0,
                              vocab_ + kIdPadding);

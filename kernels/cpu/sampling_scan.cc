@@ -177,10 +177,9 @@ HWY_INLINE F32Vec UnitInterval(U32Vec words) {
   return hn::Mul(value, hn::Set(d, 0x1p-32f));
 }
 
-// GumbelFromWord() to within 1e-5: log1p where u is near 1, log where it is near 0.
-HWY_INLINE F32Vec Gumbel(U32Vec words) {
+// GumbelFromWord() to within 1e-5 from 1 - u: log1p where u is near 1, log where it is near 0.
+HWY_INLINE F32Vec Gumbel(U32Vec words, F32Vec complement) {
   const F32 d;
-  const auto complement = UnitInterval(words);
   const auto u = UnitInterval(hn::Not(words));
   const auto near_one = hn::Lt(complement, hn::Set(d, 0.5f));
   const auto log_u = hn::IfThenElse(
@@ -223,7 +222,12 @@ int32_t Draw(const GumbelDraw& draw, const int32_t* ids, int64_t count, int32_t 
     if (hn::AllTrue(d, hn::Lt(z, hn::Set(d, beaten - kernels::kGumbelMax)))) continue;
     const auto id_lanes =
         ids == nullptr ? hn::Iota(du, static_cast<uint32_t>(i)) : hn::Load(du, lane_ids);
-    const auto scores = hn::Add(z, Gumbel(Words(draw.seed, draw.position, id_lanes)));
+    const auto words = Words(draw.seed, draw.position, id_lanes);
+    const auto complement = UnitInterval(words);
+    // -log(u) >= 1 - u, so z + G reaches `beaten` only where 1 - u <= exp(z - beaten).
+    const auto reach = hn::Exp(d, hn::Min(hn::Sub(z, hn::Set(d, beaten)), hn::Zero(d)));
+    if (hn::AllTrue(d, hn::Gt(complement, hn::Mul(reach, hn::Set(d, 1.001f))))) continue;
+    const auto scores = hn::Add(z, Gumbel(words, complement));
     const auto contenders = hn::Ge(scores, hn::Set(d, beaten));
     if (hn::AllFalse(d, contenders)) continue;
     hn::Store(scores, d, lane_scores);
