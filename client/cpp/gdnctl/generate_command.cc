@@ -1,3 +1,4 @@
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -102,6 +103,14 @@ struct Stats {
   }
 };
 
+// A terminal, or a log that takes both.
+bool StdoutIsStderr() {
+  struct stat out;
+  struct stat err;
+  return fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &err) == 0 &&
+         out.st_dev == err.st_dev && out.st_ino == err.st_ino;
+}
+
 OutputMode ChooseMode(const GlobalFlags& flags, const GenerateFlags& args, bool byte_vocabulary) {
   if (flags.json) return OutputMode::kJson;
   if (args.top_logprobs > 0) return OutputMode::kTable;
@@ -136,7 +145,8 @@ ExitCode Run(const GlobalFlags& flags, const GenerateFlags& args) {
   const absl::StatusOr<v1::GenerateRequest> request = BuildRequest(args, model);
   if (!request.ok()) return ReportUsage(flags, request.status());
 
-  GenerateOutput output(ChooseMode(flags, args, model.byte_vocabulary()), model.byte_vocabulary());
+  const OutputMode mode = ChooseMode(flags, args, model.byte_vocabulary());
+  GenerateOutput output(mode, model.byte_vocabulary());
   Stats stats;
   ExitCode written = ExitCode::kOk;
   const std::unique_ptr<client::GenerateStream> stream = (*client)->Generate(*request);
@@ -153,6 +163,10 @@ ExitCode Run(const GlobalFlags& flags, const GenerateFlags& args) {
   if (written != ExitCode::kOk) return written;
   if (stats.tokens > 0) std::fputs(output.Finish().c_str(), stdout);
   written = FlushOutput(flags);
+  if (mode == OutputMode::kRawBytes && stats.tokens > 0 && StdoutIsStderr()) {
+    std::fputc('\n',
+               stderr);  // What follows on standard error would continue the text's last line.
+  }
   if (args.stats) stats.Print(flags.json);
   if (interrupt.interrupted() && !status.ok()) {
     std::fputs(flags.json ? Line({{"error", {{"code", "INTERRUPTED"}, {"exit_code", 130}}}}).c_str()

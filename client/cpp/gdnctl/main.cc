@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/gdnctl/command.h"
 #include "client/cpp/gdnctl/exit_code.h"
@@ -16,6 +17,9 @@ ExitCode Main(int argc, char** argv) {
   CLI::App app("Talks to a gdn server: describes its model, streams text, keeps sessions.",
                "gdnctl");
   app.footer(kExitCodeHelp);
+  app.failure_message([](const CLI::App*, const CLI::Error& error) {
+    return absl::StrCat("gdnctl: ", error.what(), "; see --help\n");
+  });
   app.require_subcommand(1);
   app.fallthrough();
   app.add_option("--server", command.flags.server, "Server to talk to, as host:port")
