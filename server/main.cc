@@ -44,18 +44,20 @@ int Serve(const gdn::ServerOptions& options) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
   spdlog::info("configuration: {}", absl::StrJoin(gdn::DescribeOptions(options), " "));
-  auto server = gdn::Server::Create(options);
-  if (!server.ok()) {
-    spdlog::error("cannot start: {}", std::string(server.status().message()));
+  auto created = gdn::Server::Create(options);
+  if (!created.ok()) {
+    spdlog::error("cannot start: {}", std::string(created.status().message()));
     return kCannotStart;
   }
-  std::thread(WatchSignals, signals, server->get()).detach();
-  spdlog::info("listening on {}, metrics port {}", (*server)->address(), (*server)->metrics_port());
-  if (absl::Status status = (*server)->Load(); !status.ok()) {
+  // Kept until the process ends: taking down the HTTP endpoint alone would last two seconds.
+  gdn::Server* const server = created->release();
+  std::thread(WatchSignals, signals, server).detach();
+  spdlog::info("listening on {}, metrics port {}", server->address(), server->metrics_port());
+  if (absl::Status status = server->Load(); !status.ok()) {
     spdlog::error("cannot start: {}", std::string(status.message()));
     return kCannotStart;
   }
-  (*server)->Run();
+  server->Run();
   return EXIT_SUCCESS;
 }
 
@@ -75,5 +77,5 @@ int main(int argc, char** argv) {
   }
   const auto& options = std::get<gdn::ServerOptions>(*parsed);
   gdn::InitLog(options.log);
-  return Serve(options);
+  std::_Exit(Serve(options));  // The log is flushed line by line, and threads may still run.
 }

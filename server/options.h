@@ -47,7 +47,7 @@ struct ServerOptions {
   ModelOptions model;
   DeviceOptions device;
   engine::EngineOptions engine;
-  int64_t max_sessions = 64;  // State slots of sessions; the engine has one more for its own use.
+  int64_t max_sessions = 48;  // One state slot each; the engine has one more for its own use.
   rpc::RpcOptions rpc;
   std::string port_file;
   int64_t drain_timeout_s = 30;

@@ -5,6 +5,7 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
+#include <spdlog/spdlog.h>
 
 #include <chrono>
 #include <mutex>
@@ -25,9 +26,15 @@ namespace {
 
 constexpr const char* kServiceNames[] = {"gdn.v1.Inference", "gdn.v1.Sessions"};
 
+// What gRPC has to say is for those who ask: a failure that matters comes back as a status.
+void LogOfGrpc(gpr_log_func_args* args) {
+  spdlog::debug("grpc: {} ({}:{})", args->message, args->file, args->line);
+}
+
 void InitProcessOnce() {
   static std::once_flag once;
   std::call_once(once, [] {
+    gpr_set_log_function(LogOfGrpc);
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   });
