@@ -1,10 +1,12 @@
 // Fuzz target: the safetensors reader. An input that begins with '{' is a header alone, up to the
 // first zero byte, with the data behind it: the length field in front is made up here, so that
 // mutations reach the checks behind it. Any other input is a whole file.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
