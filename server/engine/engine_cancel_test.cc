@@ -263,6 +263,20 @@ TEST_F(EngineCancelTest, CancelTwiceAndAfterTheEnd) {
   ExpectIdle(0);
 }
 
+TEST_F(EngineCancelTest, ACallWithNothingToRun) {
+  for (int way = 0; way < kWays; ++way) {
+    const std::string id = NewSession();
+    auto call = MustSubmit(Batch(CallKind::kPrefill, {Sequence(id, {})}), Options(way));
+    End(way, &call);
+    if (way != 1) {
+      EXPECT_EQ(call->Take()->status.code(), CodeOf(way));
+    }
+    ExpectIdle(1);
+    ASSERT_TRUE(engine_->DeleteSession(id).ok());
+  }
+  EXPECT_EQ(observer_.record().cancelled_queued, 3);
+}
+
 TEST_F(EngineCancelTest, OthersGoOn) {
   std::vector<std::unique_ptr<GenerateCall>> calls;
   for (int32_t i = 0; i < 4; ++i) calls.push_back(MustGenerate(Gen("", Tokens(6, i), 9, 1)));

@@ -80,6 +80,20 @@ TEST_F(EngineFaultTest, ANonFiniteStreamEndsWithDataLoss) {
   EXPECT_EQ(record.levels.running_streams, 0);
 }
 
+// The sampler reports logits without a choice by an id outside the vocabulary.
+TEST_F(EngineFaultTest, ASamplerWithoutAChoiceLosesTheSession) {
+  Make(2);
+  pipeline_->set_sampled_token(-1);
+  const std::string id = NewSession();
+  const BatchResult result = MustRun(Batch(CallKind::kStep, {Sequence(id, Tokens(2), true)}));
+  EXPECT_EQ(result.sequences[0].status.code(), Code::kDataLoss);
+  EXPECT_EQ(engine_->GetSession(id).status().code(), Code::kNotFound);
+  auto call = MustGenerate(Gen("", Tokens(3), 10));
+  EXPECT_EQ(Finish(call.get()).status.code(), Code::kDataLoss);
+  EXPECT_EQ(observer_.record().non_finite, 2);
+  EXPECT_EQ(engine_->levels().slots_free, 2);
+}
+
 TEST_F(EngineFaultTest, AFailedStepTakesItsSessionsAndNoOthers) {
   for (const bool data_loss : {false, true}) {
     EngineOptions options;

@@ -176,6 +176,7 @@ absl::Status FakePipeline::Run(std::span<const SequenceInput> inputs,
     out.hidden = hidden;
     if (in.sample != nullptr) {
       out.token = sequence.Sample(*in.sample);
+      if (sampled_token_.has_value()) out.token.id = *sampled_token_;
       tops_[i] = sequence.Top(in.sample->top_logprobs);
       out.top = tops_[i];
     }

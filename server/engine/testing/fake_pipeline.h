@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,8 @@ class FakePipeline final : public pipeline::Pipeline {
   void set_on_copy(std::function<absl::Status(int64_t to)> f) { on_copy_ = std::move(f); }
   // Sequences that consume this token become non-finite.
   void set_poison_token(int32_t token) { poison_token_ = token; }
+  // Every choice is this token.
+  void set_sampled_token(int32_t token) { sampled_token_ = token; }
 
   // Between runs.
   const std::vector<std::vector<FakeRunItem>>& runs() const { return runs_; }
@@ -70,6 +73,7 @@ class FakePipeline final : public pipeline::Pipeline {
   std::function<absl::Status()> on_run_;
   std::function<absl::Status(int64_t)> on_copy_;
   int32_t poison_token_ = -1;
+  std::optional<int32_t> sampled_token_;
   bool record_runs_ = true;
   std::vector<std::vector<FakeRunItem>> runs_;
   std::vector<std::vector<float>> buffers_;
