@@ -23,6 +23,11 @@ if(GDN_SANITIZE)
   add_link_options(-fsanitize=${GDN_SANITIZE})
 endif()
 
+if(GDN_FUZZ)
+  # The libraries are instrumented too, or the fuzzer sees no coverage.
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
+
 find_package(Threads REQUIRED)
 
 if(GDN_CUDA)

@@ -18,9 +18,34 @@ inline uint16_t F32ToBf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-inline float F16ToF32(uint16_t bits) { return static_cast<float>(std::bit_cast<_Float16>(bits)); }
+// Exact. In integers, since not every compiler has a 16-bit float on every target.
+inline float F16ToF32(uint16_t bits) {
+  const uint32_t sign = uint32_t{bits & 0x8000u} << 16;
+  const uint32_t exponent = (bits >> 10) & 0x1fu;
+  const uint32_t mantissa = bits & 0x3ffu;
+  if (exponent == 0) {  // Zero or subnormal: mantissa * 2^-24.
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+  }
+  const uint32_t wide_exponent = exponent == 0x1f ? 0xffu : exponent + 112;
+  return std::bit_cast<float>(sign | (wide_exponent << 23) | (mantissa << 13));
+}
+
+// Round to nearest even; overflow gives infinity; a NaN stays a (quiet) NaN.
 inline uint16_t F32ToF16(float value) {
-  return std::bit_cast<uint16_t>(static_cast<_Float16>(value));
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) {
+    return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
+  }
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // >= 65520
+  if (magnitude < 0x38800000u) {  // Below 2^-14: adding 2^-1 aligns the result's last bit.
+    const float aligned = std::bit_cast<float>(magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(aligned) - 0x3f000000u));
+  }
+  const uint32_t rounded = magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u);
+  return static_cast<uint16_t>(sign | (rounded >> 13));
 }
 
 inline constexpr int64_t SizeOf(gdn_dtype dtype) { return dtype == GDN_F32 ? 4 : 2; }
