@@ -16,5 +16,5 @@ gdn_test(kernels_linear_test
   SRCS embedding_test.cc gated_rms_norm_test.cc matmul_onednn_test.cc matmul_test.cc
        philox_test.cc rms_norm_test.cc sampling_test.cc silu_mul_test.cc
   DEPS gdn_kernels hwy::hwy ${GDN_GOMP}
-  LABELS "unit;tsan")
+  LABELS "unit;tsan" TIMEOUT 300)
 gdn_bench(kernels_linear_bench SRCS bench/linear_bench.cc DEPS gdn_kernels)

@@ -132,25 +132,27 @@ TEST(MatmulTest, MatchesRefForEveryShapeTypeAndTarget) {
                                                                {65, 1030},
                                                                {768, 31}}};
   Random random(1);
-  for (const Variant& variant : kVariants) {
-    const BaselineTargetScope target(variant.baseline);
-    Execution execution(CpuBackend(variant.threads));
-    Execution reference(kRef);
-    for (const gdn_matmul_math math : {GDN_MATH_F32, GDN_MATH_BF16}) {
-      for (const gdn_dtype dtype : kDtypes) {
-        for (const auto& [k, n] : kShapes) {
-          const Blocks blocks(random, k, {{n, dtype}});
-          const Weight weight = blocks.Pack(GDN_BACKEND_CPU, math, 0, 3);
-          const Weight expected_weight = blocks.Pack(GDN_BACKEND_REF, math);
-          for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 13}) {
-            SCOPED_TRACE(testing::Message() << variant.name << " math " << math << " type " << dtype
-                                            << " K " << k << " N " << n << " M " << rows);
-            const Tensor x = Inputs(random, rows, k);
-            const Tensor residual = Residual(random, rows, n);
-            for (const Tensor* start : {static_cast<const Tensor*>(nullptr), &residual}) {
-              ExpectClose(Multiply(execution, weight.get(), x, rows, n, k, start),
-                          Multiply(reference, expected_weight.get(), x, rows, n, k, start), rows, n,
-                          MathBound(weight.get()));
+  Execution reference(kRef);
+  for (const gdn_matmul_math math : {GDN_MATH_F32, GDN_MATH_BF16}) {
+    for (const gdn_dtype dtype : kDtypes) {
+      for (const auto& [k, n] : kShapes) {
+        const Blocks blocks(random, k, {{n, dtype}});
+        const Weight expected_weight = blocks.Pack(GDN_BACKEND_REF, math);
+        for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 13}) {
+          const Tensor x = Inputs(random, rows, k);
+          const Tensor residual = Residual(random, rows, n);
+          for (const Tensor* start : {static_cast<const Tensor*>(nullptr), &residual}) {
+            const Tensor expected =
+                Multiply(reference, expected_weight.get(), x, rows, n, k, start);
+            for (const Variant& variant : kVariants) {
+              SCOPED_TRACE(testing::Message()
+                           << variant.name << " math " << math << " type " << dtype << " K " << k
+                           << " N " << n << " M " << rows);
+              const BaselineTargetScope target(variant.baseline);
+              Execution execution(CpuBackend(variant.threads));
+              const Weight weight = blocks.Pack(GDN_BACKEND_CPU, math, 0, 3);
+              ExpectClose(Multiply(execution, weight.get(), x, rows, n, k, start), expected, rows,
+                          n, MathBound(weight.get()));
             }
           }
         }
