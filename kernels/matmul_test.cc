@@ -358,7 +358,8 @@ TEST(MatmulTest, PackingRefusesMisuseByName) {
   says(create(good, 4, 1, 0, 0), GDN_INVALID_ARGUMENT, "max_threads must be in 1..1024, got 0");
   says(create({nullptr, GDN_F32, 2}, 4), GDN_INVALID_ARGUMENT, "blocks[0].data");
   says(create({data, GDN_F32, 0}, 4), GDN_INVALID_ARGUMENT, "blocks[0].rows");
-  says(create({data, Unlisted<gdn_dtype>(7), 2}, 4), GDN_UNSUPPORTED_TYPE, "got 7");
+  says(create({data, Unlisted<gdn_dtype>(7), 2}, 4), GDN_INVALID_ARGUMENT,
+       "blocks[0].dtype must be GDN_F32 (0), GDN_BF16 (1) or GDN_F16 (2), got 7");
   says(create(good, 4, 1, 0, 1, Unlisted<gdn_backend>(5)), GDN_BACKEND_UNAVAILABLE, "got 5");
   says(create(good, 4, 1, 0, 1, GDN_BACKEND_CPU, Unlisted<gdn_matmul_math>(3)),
        GDN_INVALID_ARGUMENT, "math must be F32 (0) or BF16 (1), got 3");

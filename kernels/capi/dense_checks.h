@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "gdn/kernels/types.h"
 #include "kernels/common/check.h"
@@ -13,6 +14,22 @@
 namespace gdn::kernels {
 
 inline constexpr size_t kWorkspaceAlignment = 64;
+
+// A C caller may store any integer in an enumeration; C++ may not load it as one.
+template <typename Enum>
+int EnumValue(const Enum& stored) {
+  int value = 0;
+  static_assert(sizeof(value) == sizeof(stored));
+  std::memcpy(&value, &stored, sizeof(value));
+  return value;
+}
+
+inline gdn_status CheckElementType(const char* op, const char* name, const gdn_dtype& stored) {
+  const int dtype = EnumValue(stored);
+  GDN_CHECK_ARG(dtype == GDN_F32 || dtype == GDN_BF16 || dtype == GDN_F16, GDN_INVALID_ARGUMENT,
+                "%s: %s must be GDN_F32 (0), GDN_BF16 (1) or GDN_F16 (2), got %d", op, name, dtype);
+  return GDN_OK;
+}
 
 inline gdn_status CheckPointer(const char* op, const char* name, const void* pointer) {
   GDN_CHECK_ARG(pointer != nullptr, GDN_INVALID_ARGUMENT, "%s: %s must not be NULL", op, name);

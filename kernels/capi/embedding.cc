@@ -12,8 +12,8 @@ gdn_status Check(const gdn_exec* exec, const gdn_embedding_args* args) {
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "rows", args->rows, 0));
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "vocab", args->vocab, 1));
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "dim", args->dim, 1));
-  GDN_RETURN_IF_ERROR(CheckDtype(kOp, "table_dtype", args->table_dtype));
-  GDN_RETURN_IF_ERROR(CheckDtype(kOp, "y_dtype", args->y_dtype));
+  GDN_RETURN_IF_ERROR(CheckElementType(kOp, "table_dtype", args->table_dtype));
+  GDN_RETURN_IF_ERROR(CheckElementType(kOp, "y_dtype", args->y_dtype));
   if (args->rows == 0) return GDN_OK;
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "ids", args->ids));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "table", args->table));

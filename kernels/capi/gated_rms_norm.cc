@@ -23,14 +23,13 @@ gdn_status Check(const gdn_exec* exec, const gdn_gated_rms_norm_args* args) {
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "tokens", args->tokens, 0));
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "heads", args->heads, 1));
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "dim", args->dim, 1));
-  GDN_RETURN_IF_ERROR(CheckDtype(kOp, "x_dtype", args->x_dtype));
-  GDN_RETURN_IF_ERROR(CheckDtype(kOp, "gate_dtype", args->gate_dtype));
-  GDN_RETURN_IF_ERROR(CheckDtype(kOp, "y_dtype", args->y_dtype));
+  GDN_RETURN_IF_ERROR(CheckElementType(kOp, "x_dtype", args->x_dtype));
+  GDN_RETURN_IF_ERROR(CheckElementType(kOp, "gate_dtype", args->gate_dtype));
+  GDN_RETURN_IF_ERROR(CheckElementType(kOp, "y_dtype", args->y_dtype));
   GDN_RETURN_IF_ERROR(CheckEps(kOp, args->eps));
-  GDN_CHECK_ARG(args->activation == GDN_GATE_SILU || args->activation == GDN_GATE_SIGMOID,
-                GDN_INVALID_ARGUMENT,
-                "gated_rms_norm: activation must be SILU (0) or SIGMOID (1), got %d",
-                static_cast<int>(args->activation));
+  const int activation = EnumValue(args->activation);
+  GDN_CHECK_ARG(activation == GDN_GATE_SILU || activation == GDN_GATE_SIGMOID, GDN_INVALID_ARGUMENT,
+                "gated_rms_norm: activation must be SILU (0) or SIGMOID (1), got %d", activation);
   if (args->tokens == 0) return GDN_OK;
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "x", args->x));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "gate", args->gate));

@@ -18,11 +18,13 @@ gdn_status CheckPack(gdn_backend backend, gdn_matmul_math math, int64_t k,
                      const gdn_weight_rows* blocks, int32_t num_blocks, int32_t row_block,
                      int32_t max_threads, gdn_packed_weight** packed, PackRequest* request) {
   GDN_RETURN_IF_ERROR(CheckPointer(kPackOp, "packed", packed));
-  GDN_CHECK_ARG(backend == GDN_BACKEND_REF || backend == GDN_BACKEND_CPU, GDN_BACKEND_UNAVAILABLE,
-                "%s: backend must be REF (0) or CPU (1), got %d", kPackOp,
-                static_cast<int>(backend));
-  GDN_CHECK_ARG(math == GDN_MATH_F32 || math == GDN_MATH_BF16, GDN_INVALID_ARGUMENT,
-                "%s: math must be F32 (0) or BF16 (1), got %d", kPackOp, static_cast<int>(math));
+  const int backend_value = EnumValue(backend);
+  GDN_CHECK_ARG(backend_value == GDN_BACKEND_REF || backend_value == GDN_BACKEND_CPU,
+                GDN_BACKEND_UNAVAILABLE, "%s: backend must be REF (0) or CPU (1), got %d", kPackOp,
+                backend_value);
+  const int math_value = EnumValue(math);
+  GDN_CHECK_ARG(math_value == GDN_MATH_F32 || math_value == GDN_MATH_BF16, GDN_INVALID_ARGUMENT,
+                "%s: math must be F32 (0) or BF16 (1), got %d", kPackOp, math_value);
   GDN_CHECK_ARG(k >= 1 && k <= kMaxWeightExtent, GDN_INVALID_ARGUMENT,
                 "%s: k must be in 1..2^30, got %lld", kPackOp, static_cast<long long>(k));
   GDN_RETURN_IF_ERROR(CheckPointer(kPackOp, "blocks", blocks));
@@ -37,9 +39,10 @@ gdn_status CheckPack(gdn_backend backend, gdn_matmul_math math, int64_t k,
     const gdn_weight_rows& block = blocks[i];
     GDN_CHECK_ARG(block.data != nullptr, GDN_INVALID_ARGUMENT,
                   "%s: blocks[%d].data must not be NULL", kPackOp, i);
-    GDN_CHECK_ARG(IsDtype(block.dtype), GDN_UNSUPPORTED_TYPE,
-                  "%s: blocks[%d].dtype must be F32 (0), BF16 (1) or F16 (2), got %d", kPackOp, i,
-                  static_cast<int>(block.dtype));
+    const int dtype = EnumValue(block.dtype);
+    GDN_CHECK_ARG(dtype == GDN_F32 || dtype == GDN_BF16 || dtype == GDN_F16, GDN_INVALID_ARGUMENT,
+                  "%s: blocks[%d].dtype must be GDN_F32 (0), GDN_BF16 (1) or GDN_F16 (2), got %d",
+                  kPackOp, i, dtype);
     GDN_CHECK_ARG(block.rows >= 1 && block.rows <= kMaxWeightExtent - n, GDN_INVALID_ARGUMENT,
                   "%s: blocks[%d].rows must be >= 1 and all rows together at most 2^30, got %lld",
                   kPackOp, i, static_cast<long long>(block.rows));

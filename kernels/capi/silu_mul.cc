@@ -11,8 +11,8 @@ gdn_status Check(const gdn_exec* exec, const gdn_silu_mul_args* args) {
   GDN_RETURN_IF_ERROR(CheckExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "rows", args->rows, 0));
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "dim", args->dim, 1));
-  GDN_RETURN_IF_ERROR(CheckDtype(kOp, "dtype", args->dtype));
-  GDN_RETURN_IF_ERROR(CheckDtype(kOp, "y_dtype", args->y_dtype));
+  GDN_RETURN_IF_ERROR(CheckElementType(kOp, "dtype", args->dtype));
+  GDN_RETURN_IF_ERROR(CheckElementType(kOp, "y_dtype", args->y_dtype));
   if (args->rows == 0) return GDN_OK;
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "gate", args->gate));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "up", args->up));
