@@ -9,22 +9,35 @@
 
 namespace gdn::pipeline {
 
+namespace {
+
+// Whole cache lines, an odd number of them: rows at a power-of-two stride would share cache sets.
+int64_t RowStride(int64_t columns) {
+  constexpr int64_t kLine = 16;  // floats
+  return ((columns + kLine - 1) / kLine | 1) * kLine;
+}
+
+}  // namespace
+
 LayerStack::LayerStack(const model::ModelSpec& spec, const PackedModel* weights, StatePool* states,
                        OpRunner* ops)
     : spec_(spec),
       weights_(weights),
       states_(states),
       ops_(ops),
-      projection_stride_((spec.gdn.projection_size() + 15) / 16 * 16) {}
+      projection_stride_(RowStride(spec.gdn.projection_size())),
+      conv_stride_(RowStride(spec.gdn.conv_channels())),
+      mixed_stride_(RowStride(spec.gdn.value_size())),
+      gate_up_stride_(RowStride(2 * spec.intermediate_size)) {}
 
 void LayerStack::Reserve(int64_t tokens) {
   normed_.Reserve(tokens * spec_.hidden_size);
   projection_.Reserve(tokens * projection_stride_);
-  conv_out_.Reserve(tokens * spec_.gdn.conv_channels());
+  conv_out_.Reserve(tokens * conv_stride_);
   g_.Reserve(tokens * spec_.gdn.value_heads);
   beta_.Reserve(tokens * spec_.gdn.value_heads);
-  mixed_.Reserve(tokens * spec_.gdn.value_size());
-  gate_up_.Reserve(tokens * 2 * spec_.intermediate_size);
+  mixed_.Reserve(tokens * mixed_stride_);
+  gate_up_.Reserve(tokens * gate_up_stride_);
 }
 
 absl::Status LayerStack::Run(const BatchPlan& plan, float* x) {
@@ -46,24 +59,25 @@ absl::Status LayerStack::RunLayer(int64_t layer, const BatchPlan& plan, float* x
   GDN_RETURN_IF_ERROR(Product("in_proj", tokens, normed_.data(), hidden, weights.in_proj,
                               projection_.data(), projection_stride_, false));
   GDN_RETURN_IF_ERROR(Mix(layer, plan));
-  GDN_RETURN_IF_ERROR(Product("out_proj", tokens, mixed_.data(), spec_.gdn.value_size(),
-                              weights.out_proj, x, hidden, true));
+  GDN_RETURN_IF_ERROR(
+      Product("out_proj", tokens, mixed_.data(), mixed_stride_, weights.out_proj, x, hidden, true));
 
   GDN_RETURN_IF_ERROR(Norm(tokens, x, weights.mlp_norm, normed_.data()));
   GDN_RETURN_IF_ERROR(Product("gate_up_proj", tokens, normed_.data(), hidden, weights.gate_up,
-                              gate_up_.data(), 2 * inner, false));
+                              gate_up_.data(), gate_up_stride_, false));
   gdn_silu_mul_args act{};
   act.rows = tokens;
   act.dim = inner;
   act.gate = gate_up_.data();
   act.up = gate_up_.data() + inner;
   act.dtype = GDN_F32;
-  act.row_stride = 2 * inner;
+  act.row_stride = gate_up_stride_;
   act.y = gate_up_.data();
   act.y_dtype = GDN_F32;
-  act.y_row_stride = 2 * inner;
+  act.y_row_stride = gate_up_stride_;
   GDN_RETURN_IF_ERROR(ops_->Run("silu_mul", gdn_silu_mul, act));
-  return Product("down_proj", tokens, gate_up_.data(), 2 * inner, weights.down, x, hidden, true);
+  return Product("down_proj", tokens, gate_up_.data(), gate_up_stride_, weights.down, x, hidden,
+                 true);
 }
 
 // From the projection's columns to the normed, gated rows of the output projection.
@@ -102,7 +116,7 @@ absl::Status LayerStack::Mix(int64_t layer, const BatchPlan& plan) {
   norm.dim = dims.value_dim;
   norm.x = mixed_.data();
   norm.x_dtype = GDN_F32;
-  norm.x_token_stride = dims.value_size();
+  norm.x_token_stride = mixed_stride_;
   norm.x_head_stride = dims.value_dim;
   norm.gate = z;
   norm.gate_dtype = GDN_F32;
@@ -114,7 +128,7 @@ absl::Status LayerStack::Mix(int64_t layer, const BatchPlan& plan) {
   norm.eps = spec_.rms_norm_eps;
   norm.y = mixed_.data();
   norm.y_dtype = GDN_F32;
-  norm.y_token_stride = dims.value_size();
+  norm.y_token_stride = mixed_stride_;
   norm.y_head_stride = dims.value_dim;
   return ops_->Run("gated_rms_norm", gdn_gated_rms_norm, norm);
 }
@@ -133,9 +147,9 @@ absl::Status LayerStack::Convolve(int64_t layer, const SequenceGroup& group, boo
   args.x_dtype = GDN_F32;
   args.x_token_stride = projection_stride_;
   args.weight = weights.conv.data();
-  args.y = conv_out_.data() + first_token * channels;
+  args.y = conv_out_.data() + first_token * conv_stride_;
   args.y_dtype = GDN_F32;
-  args.y_token_stride = channels;
+  args.y_token_stride = conv_stride_;
   args.state = states_->conv(layer);
   args.state_slot_stride = states_->conv_slot_elements();
   args.read_index = group.read_slot.data();
@@ -147,8 +161,7 @@ absl::Status LayerStack::Convolve(int64_t layer, const SequenceGroup& group, boo
 absl::Status LayerStack::DeltaRule(int64_t layer, const SequenceGroup& group, bool step,
                                    int64_t first_token) {
   const model::GdnDims& dims = spec_.gdn;
-  const int64_t channels = dims.conv_channels();
-  const float* columns = conv_out_.data() + first_token * channels;
+  const float* columns = conv_out_.data() + first_token * conv_stride_;
   gdn_delta_rule_args args{};
   args.sequences = group.size();
   args.cu_seqlens = group.cu_seqlens.data();
@@ -160,9 +173,9 @@ absl::Status LayerStack::DeltaRule(int64_t layer, const SequenceGroup& group, bo
   args.k = columns + dims.key_size();
   args.v = columns + 2 * dims.key_size();
   args.qkv_dtype = GDN_F32;
-  args.q_token_stride = channels;
-  args.k_token_stride = channels;
-  args.v_token_stride = channels;
+  args.q_token_stride = conv_stride_;
+  args.k_token_stride = conv_stride_;
+  args.v_token_stride = conv_stride_;
   args.g = g_.data() + first_token * dims.value_heads;
   args.beta = beta_.data() + first_token * dims.value_heads;
   args.use_qk_l2norm = 1;  // q and k arrive raw; this is the only place they are normalised.
@@ -172,9 +185,9 @@ absl::Status LayerStack::DeltaRule(int64_t layer, const SequenceGroup& group, bo
   args.read_index = group.read_slot.data();
   args.write_index = group.write_slot.data();
   args.fresh = group.fresh.data();
-  args.o = mixed_.data() + first_token * dims.value_size();
+  args.o = mixed_.data() + first_token * mixed_stride_;
   args.o_dtype = GDN_F32;
-  args.o_token_stride = dims.value_size();
+  args.o_token_stride = mixed_stride_;
   return step ? ops_->Run("delta_rule_step", gdn_delta_rule_step, args,
                           gdn_delta_rule_step_workspace)
               : ops_->Run("delta_rule_prefill", gdn_delta_rule_prefill, args,

@@ -44,9 +44,13 @@ class LayerStack {
   StatePool* states_;
   OpRunner* ops_;
 
-  int64_t projection_stride_;        // Row stride of projection_, padded to whole cache lines.
-  AlignedBuffer<float> normed_;      // [T, hidden]
-  AlignedBuffer<float> projection_;  // [T, projection_stride_]: q|k|v|z|b|a
+  // Row strides of the buffers below, in elements.
+  int64_t projection_stride_;
+  int64_t conv_stride_;
+  int64_t mixed_stride_;
+  int64_t gate_up_stride_;
+  AlignedBuffer<float> normed_;      // [T, hidden], dense
+  AlignedBuffer<float> projection_;  // [T, q|k|v|z|b|a]
   AlignedBuffer<float> conv_out_;    // [T, conv_channels]
   AlignedBuffer<float> g_;           // [T, HV]
   AlignedBuffer<float> beta_;        // [T, HV]
