@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -147,17 +148,27 @@ TEST(DeltaRule, PrefillMatchesRefInEveryType) {
 }
 
 TEST(DeltaRule, MatchesRefInEveryHeadSize) {
-  for (int64_t key_dim : {1, 2, 7, 8, 31, 60, 64, 72, 96, 100, 128, 192, 255, 256}) {
-    for (int64_t value_dim : {1, 3, 24, 60, 64, 100, 128, 512}) {
+  std::vector<std::pair<int64_t, int64_t>> sizes = {{1, 1},     {96, 96},   {128, 128},
+                                                    {192, 192}, {255, 511}, {256, 512}};
+  for (int64_t key_dim : {1, 2, 7, 8, 16, 31, 60, 72, 96, 100, 128, 192, 255, 256}) {
+    sizes.emplace_back(key_dim, 60);
+  }
+  for (int64_t value_dim : {1, 2, 3, 24, 47, 48, 49, 64, 100, 128, 256, 512}) {
+    sizes.emplace_back(64, value_dim);
+    sizes.emplace_back(36, value_dim);
+  }
+  for (const auto& [key_dim, value_dim] : sizes) {
+    for (gdn_dtype state : {GDN_F32, GDN_BF16}) {
       DeltaShape shape;
       shape.key_heads = 1;
       shape.ratio = 1;
       shape.key_dim = key_dim;
       shape.value_dim = value_dim;
+      shape.state = state;
       const std::string what = std::to_string(key_dim) + " x " + std::to_string(value_dim);
       shape.lengths = {1, 1};
       ExpectMatchesRef(DeltaOp::kStep, shape, "step " + what);
-      shape.lengths = {6, 35};
+      shape.lengths = {6, 19};
       ExpectMatchesRef(DeltaOp::kPrefill, shape, "prefill " + what);
     }
   }

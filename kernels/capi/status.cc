@@ -26,13 +26,20 @@ const char* gdn_last_error(void) { return last_error; }
 
 const char* gdn_status_string(gdn_status status) {
   switch (status) {
-    case GDN_OK: return "GDN_OK";
-    case GDN_INVALID_ARGUMENT: return "GDN_INVALID_ARGUMENT";
-    case GDN_UNSUPPORTED_SHAPE: return "GDN_UNSUPPORTED_SHAPE";
-    case GDN_UNSUPPORTED_TYPE: return "GDN_UNSUPPORTED_TYPE";
-    case GDN_WORKSPACE_TOO_SMALL: return "GDN_WORKSPACE_TOO_SMALL";
-    case GDN_BACKEND_UNAVAILABLE: return "GDN_BACKEND_UNAVAILABLE";
-    case GDN_DEVICE_ERROR: return "GDN_DEVICE_ERROR";
+    case GDN_OK:
+      return "GDN_OK";
+    case GDN_INVALID_ARGUMENT:
+      return "GDN_INVALID_ARGUMENT";
+    case GDN_UNSUPPORTED_SHAPE:
+      return "GDN_UNSUPPORTED_SHAPE";
+    case GDN_UNSUPPORTED_TYPE:
+      return "GDN_UNSUPPORTED_TYPE";
+    case GDN_WORKSPACE_TOO_SMALL:
+      return "GDN_WORKSPACE_TOO_SMALL";
+    case GDN_BACKEND_UNAVAILABLE:
+      return "GDN_BACKEND_UNAVAILABLE";
+    case GDN_DEVICE_ERROR:
+      return "GDN_DEVICE_ERROR";
   }
   return "GDN_UNKNOWN_STATUS";
 }
