@@ -64,12 +64,13 @@ TEST(CpuPool, RegionsFollowEachOther) {
   for (int32_t spin_us : {0, 20}) {
     const Pool pool(gdn_cpu_pool_create(3, spin_us));
     std::vector<int64_t> data(300, 0);
+    std::vector<int64_t> mirror(300, 0);
     for (int64_t round = 0; round < 2000; ++round) {
       cpu::ParallelFor(pool.get(), 300, 1, [&](int64_t begin, int64_t end, int32_t) {
-        for (int64_t i = begin; i < end; ++i) data[i] += data[299 - i] >= 0 ? 0 : 1;
+        for (int64_t i = begin; i < end; ++i) mirror[i] = data[299 - i] + 1;
       });
       cpu::ParallelFor(pool.get(), 300, 1, [&](int64_t begin, int64_t end, int32_t) {
-        for (int64_t i = begin; i < end; ++i) data[i] += 1;
+        for (int64_t i = begin; i < end; ++i) data[i] = mirror[299 - i];
       });
     }
     for (int64_t value : data) ASSERT_EQ(value, 2000);
