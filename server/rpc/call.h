@@ -54,8 +54,10 @@ class Call final : private Tag, private Poller::Waker, private Poller::LiveCall 
   Call& operator=(const Call&) = delete;
 
   grpc::ServerContext context;
-  Event event;                      // Set when anything a handler may wait for has happened.
-  std::function<void()> on_cancel;  // Runs at once when the call is cancelled; drops the handle.
+  Event event;  // Set when anything a handler may wait for has happened.
+  // Runs as soon as the call is cancelled, and drops the engine's handle: a write to a peer that
+  // has gone away may stay pending for longer than that.
+  std::function<void()> on_cancel;
 
   // The request has arrived.
   void Begin();
