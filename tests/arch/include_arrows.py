@@ -12,16 +12,17 @@ import sys
 # folder: (project folders it may include, third-party prefixes it may include)
 GRPC = ("grpc", "google/protobuf", "gdn/v1/", "google/rpc/", "health.grpc")
 RULES = {
-    "kernels": (("kernels/", "gdn/kernels/"), ("hwy/", "dnnl", "omp.h", "cuda", "cublas")),
+    "kernels": (("kernels/", "gdn/kernels/"), ("hwy/", "oneapi/dnnl/", "omp.h", "cuda", "cublas")),
     "server/model": (("server/model/",), ("absl/", "nlohmann/", "xxhash.h")),
     "server/pipeline": (("server/pipeline/", "server/model/", "gdn/kernels/"), ("absl/",)),
     "server/engine": (("server/engine/", "server/pipeline/pipeline.h"),
                       ("absl/status/", "absl/strings/")),
-    "server/metrics": (("server/metrics/", "server/engine/", "server/pipeline/pipeline.h"),
+    "server/metrics": (("server/metrics/", "server/engine/", "server/pipeline/pipeline.h",
+                        "server/rpc/observer.h"),
                        ("absl/status/", "absl/strings/", "prometheus/")),
-    "server/rpc": (("server/rpc/", "server/engine/", "server/metrics/", "server/pipeline/pipeline.h"),
+    "server/rpc": (("server/rpc/", "server/engine/", "server/pipeline/pipeline.h"),
                    ("absl/", "spdlog/") + GRPC),
-    "client/cpp": (("client/cpp/", "gdn/client/"), ("absl/", "CLI/") + GRPC),
+    "client/cpp": (("client/cpp/", "gdn/client/"), ("absl/", "CLI/", "nlohmann/") + GRPC),
 }
 # Tests and benchmarks may also use these.
 TEST_EXTRA = ("gtest/", "gmock/", "benchmark/", "tests/", "nlohmann/", "dlfcn.h")
@@ -47,7 +48,7 @@ def check(root):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix not in SUFFIXES:
                 continue
-            is_test = path.stem.endswith(("_test", "_bench", "_fuzz")) or any(
+            is_test = re.search(r"(^|_)(test|bench|fuzz)(_|$)", path.stem) or any(
                 part in ("bench", "testing") for part in path.relative_to(root / folder).parts)
             for number, line in enumerate(path.read_text().splitlines(), 1):
                 match = INCLUDE.match(line)
