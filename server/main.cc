@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -35,6 +36,15 @@ void WatchSignals(const sigset_t& signals, gdn::Server* server) {
   std::_Exit(128 + signal);
 }
 
+// As many open files as the hard limit allows: each connection is one, and gRPC does not recover
+// from running out of them.
+void RaiseFileLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("cannot raise the limit of open files");
+}
+
 int Serve(const gdn::ServerOptions& options) {
   // Blocked here, so in every thread there will be, except where sigwait waits for them.
   sigset_t signals;
@@ -42,6 +52,8 @@ int Serve(const gdn::ServerOptions& options) {
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);  // A log whose reader has gone is no reason to stop.
+  RaiseFileLimit();
 
   spdlog::info("configuration: {}", absl::StrJoin(gdn::DescribeOptions(options), " "));
   auto created = gdn::Server::Create(options);

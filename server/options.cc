@@ -291,7 +291,7 @@ absl::Status Interpret(const RawFlags& raw, ServerOptions* options) {
   }
   options->device.precision = kPrecisions.at(raw.precision);
   options->device.state_type = kStateTypes.at(raw.state_type);
-  options->engine.default_ttl_ms = static_cast<int64_t>(raw.session_ttl_s * 1000.0);
+  options->engine.default_ttl_ms = static_cast<int64_t>(std::ceil(raw.session_ttl_s * 1000.0));
   options->log.format = kLogFormats.at(raw.log_format);
   options->log.level = kLogLevels.at(raw.log_level);
   return absl::OkStatus();

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/model/weights.h"
 #include "server/pipeline/cpu_pipeline.h"
 #include "server/rpc/model_facts.h"
@@ -98,6 +99,10 @@ absl::Status Server::Load() {
   const auto start = std::chrono::steady_clock::now();
   auto model = model::LoadModel(options_.model.load);
   if (!model.ok()) return model.status();
+  if (!model->unknown_config_keys.empty()) {
+    spdlog::info("config.json has keys that are not used: {}",
+                 absl::StrJoin(model->unknown_config_keys, ", "));
+  }
   rpc::ModelFacts facts = Facts(*model, options_);
   const pipeline::CpuOptions cpu = {
       .threads = options_.device.cpu_threads,

@@ -46,7 +46,8 @@ Detached ServeBatch(
   if (served == nullptr) {
     status = NotReadyError();
   } else {
-    auto batch = DecodeBatch(request.sequences(), kind, served->facts.hidden_size);
+    auto batch = DecodeBatch(request.sequences(), kind, served->facts.hidden_size,
+                             served->engine->options());
     FreeHiddenStates(request.mutable_sequences());
     status = batch.status();
     if (status.ok()) {

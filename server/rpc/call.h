@@ -35,7 +35,9 @@ struct Served {
 
 // What the handlers of a server share. Thread-safe.
 struct Env {
-  v1::Inference::AsyncService inference;
+  // StepStream is raw: a completion queue cannot tell a message that does not parse from the end of
+  // the stream, so its handler parses.
+  v1::Inference::WithRawMethod_StepStream<v1::Inference::AsyncService> inference;
   v1::Sessions::AsyncService sessions;
   const engine::Clock* clock = nullptr;
   RpcObserver* observer = nullptr;

@@ -13,11 +13,19 @@ namespace gdn::rpc {
 namespace {
 
 constexpr int64_t kDefaultMaxNewTokens = 256;
+// As documented with GenerateRequest.stop_token_ids.
+constexpr int kMaxStopTokens = 1024;
 
-absl::Status DecodeInput(const v1::Input& proto, int64_t hidden_size, const std::string& field,
+absl::Status DecodeInput(const v1::Input& proto, int64_t hidden_size,
+                         const engine::EngineOptions& limits, const std::string& field,
                          engine::Input* input) {
   switch (proto.kind_case()) {
     case v1::Input::kTokenIds:
+      if (proto.token_ids().ids_size() > limits.max_input_tokens) {
+        return absl::OutOfRangeError(absl::StrCat(
+            field, ".token_ids: ", proto.token_ids().ids_size(), " tokens are over the limit of ",
+            limits.max_input_tokens, " for one call; send the sequence in several calls"));
+      }
       input->tokens.assign(proto.token_ids().ids().begin(), proto.token_ids().ids().end());
       return absl::OkStatus();
     case v1::Input::kHiddenStates:
@@ -119,7 +127,13 @@ v1::ModelInfo EncodeModel(const ModelFacts& facts, const engine::EngineOptions& 
 }
 
 absl::StatusOr<engine::BatchRequest> DecodeBatch(const SequenceRequests& sequences,
-                                                 engine::CallKind kind, int64_t hidden_size) {
+                                                 engine::CallKind kind, int64_t hidden_size,
+                                                 const engine::EngineOptions& limits) {
+  if (sequences.size() > limits.max_batch_sequences) {
+    return absl::OutOfRangeError(absl::StrCat("sequences: ", sequences.size(),
+                                              " sequences are over the limit of ",
+                                              limits.max_batch_sequences, " for one call"));
+  }
   engine::BatchRequest batch;
   batch.kind = kind;
   batch.sequences.resize(static_cast<size_t>(sequences.size()));
@@ -129,8 +143,8 @@ absl::StatusOr<engine::BatchRequest> DecodeBatch(const SequenceRequests& sequenc
     const std::string field = absl::StrCat("sequences[", i, "]");
     sequence.session_id = proto.session_id();
     sequence.expected_position = ExpectedPosition(proto);
-    absl::Status status =
-        DecodeInput(proto.input(), hidden_size, absl::StrCat(field, ".input"), &sequence.input);
+    absl::Status status = DecodeInput(proto.input(), hidden_size, limits,
+                                      absl::StrCat(field, ".input"), &sequence.input);
     if (!status.ok()) return status;
     status = DecodeOutput(proto.output(), absl::StrCat(field, ".output"), &sequence.output);
     if (!status.ok()) return status;
@@ -187,16 +201,20 @@ void EncodeBatch(const engine::BatchResult& result, const SequenceRequests& requ
 
 absl::StatusOr<engine::GenerateRequest> DecodeGenerate(const v1::GenerateRequest& request,
                                                        int64_t hidden_size,
-                                                       int64_t max_new_tokens) {
+                                                       const engine::EngineOptions& limits) {
+  if (request.stop_token_ids_size() > kMaxStopTokens) {
+    return absl::OutOfRangeError(absl::StrCat("stop_token_ids: ", request.stop_token_ids_size(),
+                                              " ids are over the limit of ", kMaxStopTokens));
+  }
   engine::GenerateRequest generate;
   generate.session_id = request.session_id();
   generate.expected_position = ExpectedPosition(request);
-  absl::Status status = DecodeInput(request.input(), hidden_size, "input", &generate.input);
+  absl::Status status = DecodeInput(request.input(), hidden_size, limits, "input", &generate.input);
   if (!status.ok()) return status;
   generate.sampling = DecodeSampling(request.sampling());
   generate.max_new_tokens = request.has_max_new_tokens()
                                 ? request.max_new_tokens()
-                                : std::min(kDefaultMaxNewTokens, max_new_tokens);
+                                : std::min(kDefaultMaxNewTokens, limits.max_new_tokens);
   generate.stop_token_ids.assign(request.stop_token_ids().begin(), request.stop_token_ids().end());
   generate.ignore_eos = request.ignore_eos();
   generate.top_logprobs = request.top_logprobs();

@@ -22,14 +22,18 @@ using SequenceResponses = google::protobuf::RepeatedPtrField<v1::SequenceRespons
 v1::ModelInfo EncodeModel(const ModelFacts& facts, const engine::EngineOptions& limits,
                           int64_t max_message_bytes);
 
+// Lengths are held against the limits before anything is copied: a request over them costs its
+// sender, not the other calls.
 absl::StatusOr<engine::BatchRequest> DecodeBatch(const SequenceRequests& sequences,
-                                                 engine::CallKind kind, int64_t hidden_size);
+                                                 engine::CallKind kind, int64_t hidden_size,
+                                                 const engine::EngineOptions& limits);
 // `requests` says which tensors were asked for: an asked one is present even if it has no rows.
 void EncodeBatch(const engine::BatchResult& result, const SequenceRequests& requests,
                  const ModelFacts& facts, SequenceResponses* responses, v1::Timings* timings);
 
 absl::StatusOr<engine::GenerateRequest> DecodeGenerate(const v1::GenerateRequest& request,
-                                                       int64_t hidden_size, int64_t max_new_tokens);
+                                                       int64_t hidden_size,
+                                                       const engine::EngineOptions& limits);
 void EncodeToken(const engine::ChosenToken& token, v1::Token* proto);
 void EncodeTimings(const engine::Timings& timings, v1::Timings* proto);
 void EncodeSession(const engine::SessionInfo& info, v1::Session* proto);

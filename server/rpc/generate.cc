@@ -23,8 +23,7 @@ absl::StatusOr<std::unique_ptr<engine::GenerateCall>> Submit(const Served* serve
                                                              const v1::GenerateRequest& request,
                                                              engine::CallOptions options) {
   if (served == nullptr) return NotReadyError();
-  auto generate =
-      DecodeGenerate(request, served->facts.hidden_size, served->engine->options().max_new_tokens);
+  auto generate = DecodeGenerate(request, served->facts.hidden_size, served->engine->options());
   if (!generate.ok()) return generate.status();
   return served->engine->Generate(*std::move(generate), std::move(options));
 }

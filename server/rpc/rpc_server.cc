@@ -3,12 +3,14 @@
 #include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 #include <spdlog/spdlog.h>
 
 #include <chrono>
 #include <mutex>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,7 +29,17 @@ namespace {
 constexpr const char* kServiceNames[] = {"gdn.v1.Inference", "gdn.v1.Sessions"};
 
 // What gRPC has to say is for those who ask: a failure that matters comes back as a status.
+constexpr int kMaxSyncThreads = 32;
+
 void LogOfGrpc(gpr_log_func_args* args) {
+  // Out of file descriptors, gRPC stops accepting connections for good.
+  if (std::string_view(args->message).find("accept4") != std::string_view::npos) {
+    spdlog::error(
+        "grpc: {}; no new connections are accepted: restart with a higher limit of open "
+        "files (ulimit -n)",
+        args->message);
+    return;
+  }
   spdlog::debug("grpc: {} ({}:{})", args->message, args->file, args->line);
 }
 
@@ -58,6 +70,8 @@ void Configure(const RpcOptions& options, grpc::ServerBuilder* builder) {
   builder->SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
   builder->SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
   builder->SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 1);
+  // It takes a thread for each open stream.
+  builder->SetResourceQuota(grpc::ResourceQuota("gdn_server").SetMaxThreads(kMaxSyncThreads));
 }
 
 class RpcServerImpl final : public RpcServer {

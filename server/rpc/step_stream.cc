@@ -14,13 +14,28 @@
 namespace gdn::rpc {
 namespace {
 
-using Stream = grpc::ServerAsyncReaderWriter<v1::StepResponse, v1::StepRequest>;
+using Stream = grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>;
+
+absl::Status Parse(grpc::ByteBuffer* buffer, v1::StepRequest* request) {
+  if (grpc::SerializationTraits<v1::StepRequest>::Deserialize(buffer, request).ok()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError("the message is not a gdn.v1.StepRequest");
+}
+
+grpc::ByteBuffer Serialize(const v1::StepResponse& response) {
+  grpc::ByteBuffer buffer;
+  bool own_buffer = false;
+  grpc::SerializationTraits<v1::StepResponse>::Serialize(response, &buffer, &own_buffer);
+  return buffer;
+}
 
 absl::StatusOr<std::unique_ptr<engine::BatchCall>> Submit(const Served* served,
                                                           const v1::StepRequest& request,
                                                           engine::CallOptions options) {
   if (served == nullptr) return NotReadyError();
-  auto batch = DecodeBatch(request.sequences(), engine::CallKind::kStep, served->facts.hidden_size);
+  auto batch = DecodeBatch(request.sequences(), engine::CallKind::kStep, served->facts.hidden_size,
+                           served->engine->options());
   if (!batch.ok()) return batch.status();
   return served->engine->Submit(*std::move(batch), std::move(options));
 }
@@ -37,7 +52,8 @@ Detached Serve(Env& env, Poller& poller) {
   call.Begin();
   Serve(env, poller);
 
-  v1::StepRequest requests[2];  // Reused, so that a steady stream allocates little.
+  grpc::ByteBuffer incoming[2];
+  v1::StepRequest request;  // Reused, so that a steady stream allocates little.
   v1::StepResponse response;
   Op read(&call.event);
   Op write(&call.event);
@@ -45,7 +61,7 @@ Detached Serve(Env& env, Poller& poller) {
   call.on_cancel = [&handle] { handle.reset(); };
 
   absl::Status status;
-  stream.Read(&requests[0], read.Start());
+  stream.Read(&incoming[0], read.Start());
   for (int current = 0; !call.cancelled(); current ^= 1) {
     while (read.pending() && !call.cancelled() && !poller.draining()) co_await call.event;
     if (call.cancelled()) break;
@@ -54,8 +70,9 @@ Detached Serve(Env& env, Poller& poller) {
       break;
     }
     if (!read.ok()) break;  // Half-closed, and everything has been answered.
-    const v1::StepRequest& request = requests[current];
-    stream.Read(&requests[current ^ 1], read.Start());
+    status = Parse(&incoming[current], &request);
+    if (!status.ok()) break;
+    stream.Read(&incoming[current ^ 1], read.Start());
 
     auto submitted = Submit(env.served.load(std::memory_order_acquire), request, call.Options());
     status = submitted.status();
@@ -71,7 +88,7 @@ Detached Serve(Env& env, Poller& poller) {
     response.Clear();
     EncodeBatch(*result, request.sequences(), env.served.load()->facts,
                 response.mutable_sequences(), response.mutable_timings());
-    stream.Write(response, write.Start());  // Serialised before this returns.
+    stream.Write(Serialize(response), write.Start());
   }
   while (write.pending()) co_await call.event;
   if (status.ok() && (call.cancelled() || !write.ok())) status = absl::CancelledError();

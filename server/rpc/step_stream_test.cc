@@ -104,6 +104,21 @@ TEST_F(StepStreamTest, AMalformedRequestEndsTheStream) {
       << status.error_message();
 }
 
+TEST_F(StepStreamTest, AMessageThatDoesNotParseIsNotTheEndOfTheStream) {
+  engine_.set_answer(Echo);
+  Context context;
+  const Stream stream = inference_->StepStream(&context);
+  ASSERT_TRUE(stream->Write(Batch<v1::StepRequest>("a")));
+  v1::StepResponse response;
+  ASSERT_TRUE(stream->Read(&response));
+  ASSERT_TRUE(stream->Write(Batch<v1::StepRequest>("\xff\xfe")));  // Not UTF-8.
+  EXPECT_FALSE(stream->Read(&response));
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_NE(status.error_message().find("StepRequest"), std::string::npos);
+  EXPECT_EQ(engine_.batches().size(), 1u);
+}
+
 TEST_F(StepStreamTest, AFailedBatchEndsTheStream) {
   engine_.set_answer([](const engine::BatchRequest&) {
     engine::BatchResult result;

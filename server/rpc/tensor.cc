@@ -1,5 +1,6 @@
 #include "server/rpc/tensor.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstring>
@@ -60,8 +61,11 @@ absl::Status DecodeRows(const v1::Tensor& tensor, int64_t columns, const std::st
                      " is not one of FLOAT32 (1), BFLOAT16 (2), FLOAT16 (3)"));
   }
   if (tensor.shape_size() != 2 || tensor.shape(0) < 0 || tensor.shape(1) != columns) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        field, ".shape: [", absl::StrJoin(tensor.shape(), ", "), "] is not [T, ", columns, "]"));
+    constexpr int kShown = 8;  // A hostile shape may have millions of entries.
+    const auto shown_end = tensor.shape().begin() + std::min(tensor.shape_size(), kShown);
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, ".shape: [", absl::StrJoin(tensor.shape().begin(), shown_end, ", "),
+                     tensor.shape_size() > kShown ? ", ..." : "", "] is not [T, ", columns, "]"));
   }
   // By division, since a product with a hostile T may overflow.
   const auto size = static_cast<int64_t>(tensor.data().size());

@@ -188,6 +188,41 @@ TEST_F(UnaryTest, RefusalsCarryRetryInfo) {
   EXPECT_EQ(retry.retry_delay().nanos(), 250'000'000);
 }
 
+// Held against the limits before they are copied, and told in a few words.
+TEST_F(UnaryTest, HugeRepeatedFieldsAreRefusedAtOnce) {
+  v1::PrefillResponse response;
+  {
+    v1::PrefillRequest request;
+    for (int i = 0; i < 100'000; ++i) request.add_sequences();
+    Context context;
+    const grpc::Status status = inference_->Prefill(&context, request, &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::OUT_OF_RANGE);
+    EXPECT_NE(status.error_message().find("100000 sequences"), std::string::npos);
+  }
+  {
+    auto request = Batch<v1::PrefillRequest>("a");
+    v1::Tensor* tensor = request.mutable_sequences(0)->mutable_input()->mutable_hidden_states();
+    tensor->set_element_type(v1::ELEMENT_TYPE_FLOAT32);
+    for (int i = 0; i < 100'000; ++i) tensor->add_shape(i);
+    Context context;
+    const grpc::Status status = inference_->Prefill(&context, request, &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_NE(status.error_message().find(", ...]"), std::string::npos);
+    EXPECT_LT(status.error_message().size(), 300u);
+  }
+  {
+    v1::GenerateRequest request;
+    request.mutable_input()->mutable_token_ids()->add_ids(1);
+    for (int i = 0; i < 1025; ++i) request.add_stop_token_ids(i);
+    Context context;
+    const auto reader = inference_->Generate(&context, request);
+    v1::GenerateResponse unused;
+    EXPECT_FALSE(reader->Read(&unused));
+    EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::OUT_OF_RANGE);
+  }
+  EXPECT_TRUE(engine_.batches().empty());
+}
+
 TEST_F(UnaryTest, SessionsAreCreatedSeenForkedAndDeleted) {
   v1::CreateSessionRequest create;
   create.set_ttl_ms(0);

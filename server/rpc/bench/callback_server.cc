@@ -52,7 +52,8 @@ class StepReactor final : public grpc::ServerBidiReactor<v1::StepRequest, v1::St
     current_ ^= 1;
     read_ = false;
     StartRead(&requests_[current_]);
-    auto batch = DecodeBatch(request.sequences(), engine::CallKind::kStep, facts_->hidden_size);
+    auto batch = DecodeBatch(request.sequences(), engine::CallKind::kStep, facts_->hidden_size,
+                             engine_->options());
     auto call = engine_->Submit(*std::move(batch), {.deadline_ns = {}, .on_ready = [] {}});
     const std::optional<engine::BatchResult> result = (*call)->Take();
     response_.Clear();
@@ -78,7 +79,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateRespon
  public:
   GenerateReactor(engine::Engine* engine, const ModelFacts* facts,
                   const v1::GenerateRequest& request) {
-    auto generate = DecodeGenerate(request, facts->hidden_size, 1);
+    auto generate = DecodeGenerate(request, facts->hidden_size, {});
     call_ = *engine->Generate(*std::move(generate),
                               {.deadline_ns = {}, .on_ready = [this] { Ready(); }});
   }
