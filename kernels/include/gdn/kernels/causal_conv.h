@@ -52,5 +52,6 @@ gdn_status gdn_causal_conv(const gdn_exec* exec, const gdn_causal_conv_args* arg
 } /* extern "C" */
 namespace gdn::ref { gdn_status CausalConv(const gdn_exec&, const gdn_causal_conv_args&); }
 namespace gdn::cpu { gdn_status CausalConv(const gdn_exec&, const gdn_causal_conv_args&); }
+namespace gdn::cuda { gdn_status CausalConv(const gdn_exec&, const gdn_causal_conv_args&); }
 #endif
 #endif /* GDN_KERNELS_CAUSAL_CONV_H_ */

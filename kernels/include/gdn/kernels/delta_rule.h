@@ -84,5 +84,9 @@ gdn_status DeltaRulePrefill(const gdn_exec&, const gdn_delta_rule_args&);
 size_t DeltaRuleStepWorkspace(const gdn_exec&, const gdn_delta_rule_args&);
 size_t DeltaRulePrefillWorkspace(const gdn_exec&, const gdn_delta_rule_args&);
 }  // namespace gdn::cpu
+namespace gdn::cuda {
+gdn_status DeltaRuleStep(const gdn_exec&, const gdn_delta_rule_args&);
+gdn_status DeltaRulePrefill(const gdn_exec&, const gdn_delta_rule_args&);
+}  // namespace gdn::cuda
 #endif
 #endif /* GDN_KERNELS_DELTA_RULE_H_ */

@@ -52,5 +52,6 @@ gdn_status gdn_gated_rms_norm(const gdn_exec* exec, const gdn_gated_rms_norm_arg
 } /* extern "C" */
 namespace gdn::ref { gdn_status GatedRmsNorm(const gdn_exec&, const gdn_gated_rms_norm_args&); }
 namespace gdn::cpu { gdn_status GatedRmsNorm(const gdn_exec&, const gdn_gated_rms_norm_args&); }
+namespace gdn::cuda { gdn_status GatedRmsNorm(const gdn_exec&, const gdn_gated_rms_norm_args&); }
 #endif
 #endif /* GDN_KERNELS_GATED_RMS_NORM_H_ */

@@ -37,5 +37,6 @@ gdn_status gdn_gates(const gdn_exec* exec, const gdn_gates_args* args);
 } /* extern "C" */
 namespace gdn::ref { gdn_status Gates(const gdn_exec&, const gdn_gates_args&); }
 namespace gdn::cpu { gdn_status Gates(const gdn_exec&, const gdn_gates_args&); }
+namespace gdn::cuda { gdn_status Gates(const gdn_exec&, const gdn_gates_args&); }
 #endif
 #endif /* GDN_KERNELS_GATES_H_ */

@@ -36,5 +36,6 @@ gdn_status gdn_l2_norm(const gdn_exec* exec, const gdn_l2_norm_args* args);
 } /* extern "C" */
 namespace gdn::ref { gdn_status L2Norm(const gdn_exec&, const gdn_l2_norm_args&); }
 namespace gdn::cpu { gdn_status L2Norm(const gdn_exec&, const gdn_l2_norm_args&); }
+namespace gdn::cuda { gdn_status L2Norm(const gdn_exec&, const gdn_l2_norm_args&); }
 #endif
 #endif /* GDN_KERNELS_L2_NORM_H_ */

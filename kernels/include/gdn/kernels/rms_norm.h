@@ -34,5 +34,6 @@ gdn_status gdn_rms_norm(const gdn_exec* exec, const gdn_rms_norm_args* args);
 } /* extern "C" */
 namespace gdn::ref { gdn_status RmsNorm(const gdn_exec&, const gdn_rms_norm_args&); }
 namespace gdn::cpu { gdn_status RmsNorm(const gdn_exec&, const gdn_rms_norm_args&); }
+namespace gdn::cuda { gdn_status RmsNorm(const gdn_exec&, const gdn_rms_norm_args&); }
 #endif
 #endif /* GDN_KERNELS_RMS_NORM_H_ */

@@ -6,7 +6,8 @@
  *  argument struct, so that a caller who knows the device skips the dispatch.
  *
  *  Contract common to all ops
- *  - Pointers live in the memory of the executing device (host memory for REF and CPU).
+ *  - Pointers live in the memory of the executing device (host memory for REF and CPU). Args structs
+ *    and exec are read during the call and may be reused once it returns.
  *  - Strides count elements, not bytes, and are 64-bit; so is every offset formed from them.
  *  - No op allocates, synchronises or queries the device. An op that needs scratch memory has a
  *    `*_workspace` function that returns its size for the given arguments; the caller owns the buffer.
@@ -49,6 +50,7 @@ typedef enum gdn_dtype { GDN_F32 = 0, GDN_BF16 = 1, GDN_F16 = 2 } gdn_dtype;
 typedef enum gdn_backend {
   GDN_BACKEND_REF = 0, /*!< Plain loops in FP64: the oracle. Slow by intent. */
   GDN_BACKEND_CPU = 1, /*!< Highway and oneDNN. */
+  GDN_BACKEND_CUDA = 2, /*!< NVIDIA GPUs: asynchronous on exec.stream, capturable in a CUDA graph. */
 } gdn_backend;
 
 /*! \brief Worker threads of the CPU back end; see cpu_pool.h. */
@@ -60,6 +62,7 @@ typedef struct gdn_exec {
   gdn_cpu_pool* pool;     /*!< CPU: worker threads, or NULL to run on the calling thread alone. */
   void* workspace;        /*!< Scratch of workspace_bytes bytes, 64-byte aligned; NULL if none is needed. */
   size_t workspace_bytes;
+  void* stream;           /*!< CUDA: the cudaStream_t to launch on, NULL for the default stream. */
 } gdn_exec;
 
 #ifdef __cplusplus

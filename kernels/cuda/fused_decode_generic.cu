@@ -1,0 +1,9 @@
+#include "kernels/cuda/fused_decode_generic.cuh"
+
+namespace gdn::cuda {
+
+template cudaError_t LaunchDecodeGeneric<float>(const FusedParams&, cudaStream_t);
+template cudaError_t LaunchDecodeGeneric<Bf16>(const FusedParams&, cudaStream_t);
+template cudaError_t LaunchDecodeGeneric<F16>(const FusedParams&, cudaStream_t);
+
+}  // namespace gdn::cuda

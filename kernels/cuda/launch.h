@@ -1,0 +1,42 @@
+// Launch helpers shared by the CUDA ops.
+#ifndef KERNELS_CUDA_LAUNCH_H_
+#define KERNELS_CUDA_LAUNCH_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "gdn/kernels/types.h"
+#include "kernels/common/check.h"
+
+namespace gdn::cuda {
+
+inline cudaStream_t Stream(const gdn_exec& exec) { return static_cast<cudaStream_t>(exec.stream); }
+
+// GDN_OK, or GDN_DEVICE_ERROR with the runtime's sentence.
+inline gdn_status CheckCuda(const char* op, cudaError_t error) {
+  GDN_CHECK_ARG(error == cudaSuccess, GDN_DEVICE_ERROR, "%s: CUDA reported %s: %s", op,
+                cudaGetErrorName(error), cudaGetErrorString(error));
+  return GDN_OK;
+}
+
+// To be called after each launch: reports a failed one and clears the error.
+inline gdn_status CheckLaunch(const char* op) { return CheckCuda(op, cudaGetLastError()); }
+
+// What the launchers need to know of the current device. Read from the runtime on the first use of a
+// device in the process and kept.
+struct Device {
+  int compute_capability;  // 10 * major + minor.
+  int multiprocessors;
+};
+gdn_status CurrentDevice(const char* op, Device* device);
+
+// Whole blocks of `size` that cover `count`, for a grid-stride loop: at most 2^16.
+inline unsigned GridFor(int64_t count, int64_t size) {
+  const int64_t blocks = (count + size - 1) / size;
+  return static_cast<unsigned>(blocks < 65536 ? (blocks > 0 ? blocks : 1) : 65536);
+}
+
+}  // namespace gdn::cuda
+
+#endif  // KERNELS_CUDA_LAUNCH_H_
