@@ -1,6 +1,7 @@
 #include "gdn/kernels/causal_conv.h"
 
 #include "kernels/capi/dense_checks.h"
+#include "kernels/capi/dispatch.h"
 #include "kernels/capi/sequences.h"
 
 namespace {
@@ -9,7 +10,8 @@ using namespace gdn::kernels;  // NOLINT(build/namespaces): the checks
 
 constexpr char kOp[] = "causal_conv";
 
-gdn_status Check(const gdn_causal_conv_args& args) {
+// On a GPU cu_seqlens lives there and cannot be read here: the kernels rely on its contract.
+gdn_status Check(const gdn_causal_conv_args& args, bool on_host) {
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "sequences", args.sequences, 0));
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "channels", args.channels, 1));
   GDN_CHECK_ARG(args.width >= 2 && args.width <= 8,
@@ -22,10 +24,10 @@ gdn_status Check(const gdn_causal_conv_args& args) {
   GDN_RETURN_IF_ERROR(CheckStride(kOp, "state_slot_stride", args.state_slot_stride,
                                   args.channels * (args.width - 1)));
   if (args.sequences == 0) return GDN_OK;
-  if (args.cu_seqlens != nullptr) {
+  if (args.cu_seqlens != nullptr && on_host) {
     GDN_RETURN_IF_ERROR(CheckCuSeqlens(kOp, args.cu_seqlens, args.sequences));
   }
-  if (args.cu_seqlens == nullptr || args.cu_seqlens[args.sequences] > 0) {
+  if (args.cu_seqlens == nullptr || !on_host || args.cu_seqlens[args.sequences] > 0) {
     GDN_RETURN_IF_ERROR(CheckPointer(kOp, "x", args.x));
     GDN_RETURN_IF_ERROR(CheckPointer(kOp, "weight", args.weight));
     GDN_RETURN_IF_ERROR(CheckPointer(kOp, "y", args.y));
@@ -40,8 +42,7 @@ gdn_status Check(const gdn_causal_conv_args& args) {
 }  // namespace
 
 gdn_status gdn_causal_conv(const gdn_exec* exec, const gdn_causal_conv_args* args) {
-  GDN_RETURN_IF_ERROR(CheckExec(kOp, exec, args));
-  GDN_RETURN_IF_ERROR(Check(*args));
-  return exec->backend == GDN_BACKEND_REF ? gdn::ref::CausalConv(*exec, *args)
-                                          : gdn::cpu::CausalConv(*exec, *args);
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(Check(*args, exec->backend != GDN_BACKEND_CUDA));
+  GDN_DISPATCH(exec, args, CausalConv);
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/capi/dense_checks.h"
+#include "kernels/capi/dispatch.h"
 #include "kernels/capi/sequences.h"
 
 namespace {
@@ -35,7 +36,8 @@ gdn_status CheckShape(const char* op, const gdn_delta_rule_args& args) {
   return GDN_OK;
 }
 
-gdn_status CheckArgs(const char* op, const gdn_delta_rule_args& args, bool prefill) {
+// On a GPU cu_seqlens lives there and cannot be read here: the kernels rely on its contract.
+gdn_status CheckArgs(const char* op, const gdn_delta_rule_args& args, bool prefill, bool on_host) {
   GDN_RETURN_IF_ERROR(CheckShape(op, args));
   const int64_t heads = args.value_heads;
   GDN_RETURN_IF_ERROR(
@@ -52,7 +54,9 @@ gdn_status CheckArgs(const char* op, const gdn_delta_rule_args& args, bool prefi
                 op, static_cast<double>(args.scale));
   if (args.sequences == 0) return GDN_OK;
   int64_t tokens = args.sequences;
-  if (prefill) {
+  if (prefill && !on_host) {
+    GDN_RETURN_IF_ERROR(CheckPointer(op, "cu_seqlens", args.cu_seqlens));
+  } else if (prefill) {
     GDN_RETURN_IF_ERROR(CheckCuSeqlens(op, args.cu_seqlens, args.sequences));
     tokens = args.cu_seqlens[args.sequences];
   }
@@ -75,38 +79,40 @@ gdn_status CheckArgs(const char* op, const gdn_delta_rule_args& args, bool prefi
 gdn_status gdn_delta_rule_step_workspace(const gdn_exec* exec, const gdn_delta_rule_args* args,
                                          size_t* bytes) {
   constexpr char kOp[] = "delta_rule_step_workspace";
-  GDN_RETURN_IF_ERROR(CheckExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "bytes", bytes));
   GDN_RETURN_IF_ERROR(CheckShape(kOp, *args));
-  *bytes = exec->backend == GDN_BACKEND_REF ? 0 : gdn::cpu::DeltaRuleStepWorkspace(*exec, *args);
+  *bytes = exec->backend == GDN_BACKEND_CPU ? gdn::cpu::DeltaRuleStepWorkspace(*exec, *args) : 0;
   return GDN_OK;
 }
 
 gdn_status gdn_delta_rule_prefill_workspace(const gdn_exec* exec, const gdn_delta_rule_args* args,
                                             size_t* bytes) {
   constexpr char kOp[] = "delta_rule_prefill_workspace";
-  GDN_RETURN_IF_ERROR(CheckExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "bytes", bytes));
   GDN_RETURN_IF_ERROR(CheckShape(kOp, *args));
-  *bytes = exec->backend == GDN_BACKEND_REF ? 0 : gdn::cpu::DeltaRulePrefillWorkspace(*exec, *args);
+  *bytes = exec->backend == GDN_BACKEND_CPU ? gdn::cpu::DeltaRulePrefillWorkspace(*exec, *args) : 0;
   return GDN_OK;
 }
 
 gdn_status gdn_delta_rule_step(const gdn_exec* exec, const gdn_delta_rule_args* args) {
   constexpr char kOp[] = "delta_rule_step";
-  GDN_RETURN_IF_ERROR(CheckExec(kOp, exec, args));
-  GDN_RETURN_IF_ERROR(CheckArgs(kOp, *args, /*prefill=*/false));
-  if (exec->backend == GDN_BACKEND_REF) return gdn::ref::DeltaRuleStep(*exec, *args);
-  GDN_RETURN_IF_ERROR(CheckWorkspace(kOp, *exec, gdn::cpu::DeltaRuleStepWorkspace(*exec, *args)));
-  return gdn::cpu::DeltaRuleStep(*exec, *args);
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckArgs(kOp, *args, /*prefill=*/false, exec->backend != GDN_BACKEND_CUDA));
+  if (exec->backend == GDN_BACKEND_CPU) {
+    GDN_RETURN_IF_ERROR(CheckWorkspace(kOp, *exec, gdn::cpu::DeltaRuleStepWorkspace(*exec, *args)));
+  }
+  GDN_DISPATCH(exec, args, DeltaRuleStep);
 }
 
 gdn_status gdn_delta_rule_prefill(const gdn_exec* exec, const gdn_delta_rule_args* args) {
   constexpr char kOp[] = "delta_rule_prefill";
-  GDN_RETURN_IF_ERROR(CheckExec(kOp, exec, args));
-  GDN_RETURN_IF_ERROR(CheckArgs(kOp, *args, /*prefill=*/true));
-  if (exec->backend == GDN_BACKEND_REF) return gdn::ref::DeltaRulePrefill(*exec, *args);
-  GDN_RETURN_IF_ERROR(
-      CheckWorkspace(kOp, *exec, gdn::cpu::DeltaRulePrefillWorkspace(*exec, *args)));
-  return gdn::cpu::DeltaRulePrefill(*exec, *args);
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckArgs(kOp, *args, /*prefill=*/true, exec->backend != GDN_BACKEND_CUDA));
+  if (exec->backend == GDN_BACKEND_CPU) {
+    GDN_RETURN_IF_ERROR(
+        CheckWorkspace(kOp, *exec, gdn::cpu::DeltaRulePrefillWorkspace(*exec, *args)));
+  }
+  GDN_DISPATCH(exec, args, DeltaRulePrefill);
 }

@@ -1,6 +1,7 @@
 #include "gdn/kernels/gated_rms_norm.h"
 
 #include "kernels/capi/dense_checks.h"
+#include "kernels/capi/dispatch.h"
 
 namespace gdn::kernels {
 namespace {
@@ -19,7 +20,7 @@ gdn_status CheckStrides(const char* token_name, int64_t token_stride, const char
 }
 
 gdn_status Check(const gdn_exec* exec, const gdn_gated_rms_norm_args* args) {
-  GDN_RETURN_IF_ERROR(CheckExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "tokens", args->tokens, 0));
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "heads", args->heads, 1));
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "dim", args->dim, 1));
@@ -62,6 +63,5 @@ gdn_status Check(const gdn_exec* exec, const gdn_gated_rms_norm_args* args) {
 gdn_status gdn_gated_rms_norm(const gdn_exec* exec, const gdn_gated_rms_norm_args* args) {
   GDN_RETURN_IF_ERROR(gdn::kernels::Check(exec, args));
   if (args->tokens == 0) return GDN_OK;
-  return exec->backend == GDN_BACKEND_REF ? gdn::ref::GatedRmsNorm(*exec, *args)
-                                          : gdn::cpu::GatedRmsNorm(*exec, *args);
+  GDN_DISPATCH(exec, args, GatedRmsNorm);
 }

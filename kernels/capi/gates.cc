@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/capi/dense_checks.h"
+#include "kernels/capi/dispatch.h"
 
 namespace {
 
@@ -31,8 +32,7 @@ gdn_status Check(const gdn_gates_args& args) {
 }  // namespace
 
 gdn_status gdn_gates(const gdn_exec* exec, const gdn_gates_args* args) {
-  GDN_RETURN_IF_ERROR(CheckExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(Check(*args));
-  return exec->backend == GDN_BACKEND_REF ? gdn::ref::Gates(*exec, *args)
-                                          : gdn::cpu::Gates(*exec, *args);
+  GDN_DISPATCH(exec, args, Gates);
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/capi/dense_checks.h"
+#include "kernels/capi/dispatch.h"
 
 namespace {
 
@@ -36,8 +37,7 @@ gdn_status Check(const gdn_l2_norm_args& args) {
 }  // namespace
 
 gdn_status gdn_l2_norm(const gdn_exec* exec, const gdn_l2_norm_args* args) {
-  GDN_RETURN_IF_ERROR(CheckExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(Check(*args));
-  return exec->backend == GDN_BACKEND_REF ? gdn::ref::L2Norm(*exec, *args)
-                                          : gdn::cpu::L2Norm(*exec, *args);
+  GDN_DISPATCH(exec, args, L2Norm);
 }

@@ -71,9 +71,15 @@ gdn_status CausalConv(const gdn_exec& exec, const gdn_causal_conv_args& args) {
   const dim3 grid(GridFor(args.channels, kThreads),
                   static_cast<unsigned>(args.sequences < 65535 ? args.sequences : 65535));
   switch (args.x_dtype) {
-    case GDN_F32: Kernel<float><<<grid, kThreads, 0, Stream(exec)>>>(args); break;
-    case GDN_BF16: Kernel<Bf16><<<grid, kThreads, 0, Stream(exec)>>>(args); break;
-    case GDN_F16: Kernel<F16><<<grid, kThreads, 0, Stream(exec)>>>(args); break;
+    case GDN_F32:
+      Kernel<float><<<grid, kThreads, 0, Stream(exec)>>>(args);
+      break;
+    case GDN_BF16:
+      Kernel<Bf16><<<grid, kThreads, 0, Stream(exec)>>>(args);
+      break;
+    case GDN_F16:
+      Kernel<F16><<<grid, kThreads, 0, Stream(exec)>>>(args);
+      break;
   }
   return CheckLaunch(kOp);
 }

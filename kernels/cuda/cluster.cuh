@@ -41,7 +41,8 @@ __device__ inline void ClusterWait() {
 #endif
 }
 
-// Stores into the shared memory of another block of the cluster, at the place that `local` has here.
+// Stores into the shared memory of another block of the cluster, at the place that `local` has
+// here.
 __device__ inline void StoreRemote(float* local, uint32_t rank, float value) {
 #if __CUDA_ARCH__ >= 900
   const uint32_t here = static_cast<uint32_t>(__cvta_generic_to_shared(local));

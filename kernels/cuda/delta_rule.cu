@@ -147,9 +147,15 @@ gdn_status Run(const char* op, const gdn_exec& exec, const gdn_delta_rule_args& 
   params.ratio = static_cast<int32_t>(args.value_heads / args.key_heads);
   params.step = step ? 1 : 0;
   switch (args.qkv_dtype) {
-    case GDN_F32: Launch<float>(params, Stream(exec)); break;
-    case GDN_BF16: Launch<Bf16>(params, Stream(exec)); break;
-    case GDN_F16: Launch<F16>(params, Stream(exec)); break;
+    case GDN_F32:
+      Launch<float>(params, Stream(exec));
+      break;
+    case GDN_BF16:
+      Launch<Bf16>(params, Stream(exec));
+      break;
+    case GDN_F16:
+      Launch<F16>(params, Stream(exec));
+      break;
   }
   return CheckLaunch(op);
 }

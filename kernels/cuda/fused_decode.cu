@@ -76,9 +76,15 @@ gdn_status FusedDecodeWith(const gdn_exec& exec, const gdn_fused_decode_args& ar
   cudaError_t error = cudaErrorInvalidValue;
   if (tiling < 0) {
     switch (args.dtype) {
-      case GDN_F32: error = LaunchDecodeGeneric<float>(params, stream); break;
-      case GDN_BF16: error = LaunchDecodeGeneric<Bf16>(params, stream); break;
-      case GDN_F16: error = LaunchDecodeGeneric<F16>(params, stream); break;
+      case GDN_F32:
+        error = LaunchDecodeGeneric<float>(params, stream);
+        break;
+      case GDN_BF16:
+        error = LaunchDecodeGeneric<Bf16>(params, stream);
+        break;
+      case GDN_F16:
+        error = LaunchDecodeGeneric<F16>(params, stream);
+        break;
     }
   } else {
     GDN_CHECK_ARG(tiling < kNumDecodeTilings && Suits128(args) && CanRun(args, tiling, device),

@@ -1,26 +1,28 @@
 // The fused decode step for K = V = 128 and W = 4.
 //
-// Work is divided by rows of the state: a warp holds eight rows (or twice eight) of one value head in
-// registers and needs nothing of the others except, at the very end, the sum of o^2 over the head.
-// All rows of the state are loaded before anything is computed, and a row is written as soon as it is
-// done. Products with the old state come first (p = S k, r = S q), so that
+// Work is divided by rows of the state: a warp holds eight rows (or twice eight) of one value head
+// in registers and needs nothing of the others except, at the very end, the sum of o^2 over the
+// head. All rows of the state are loaded before anything is computed, and a row is written as soon
+// as it is done. Products with the old state come first (p = S k, r = S q), so that
 //     u = beta (v - alpha p),  o = alpha r + (k.q) u,  S <- alpha S + u k^T
 // need one reduction instead of two in a row; the norms of q and k are factors on p and r.
 //
 // The blocks that work on one key head of one batch row form a cluster: r = HV/H value heads, each
 // divided into kSplits blocks. That cluster is the unit in which
 // - the q and k columns of the convolution state are shared: every block reads them, the block of
-//   rank 0 writes them. Its writes come after a cluster barrier at which every thread of the cluster
-//   arrives once it has used the columns it read, so no read can see the new values. The v columns
-//   are read and written by one warp, which writes after the shuffles that depend on its reads;
+//   rank 0 writes them. Its writes come after a cluster barrier at which every thread of the
+//   cluster arrives once it has used the columns it read, so no read can see the new values. The v
+//   columns are read and written by one warp, which writes after the shuffles that depend on its
+//   reads;
 // - the sums of o^2 meet: each warp stores its partial sum into the shared memory of all blocks of
 //   its head, and the same cluster barrier makes it visible. A barrier at the start guarantees that
 //   those blocks run; none leaves before it has passed the last one, so no remote store is late.
 // No other block touches these slots (fused_decode.h), so there is no other race.
 //
 // Bits: the division into warps is the same for every tiling; only which block a warp belongs to
-// differs. Every reduction has one fixed order: within a warp by lane, over the sixteen partial sums
-// of o^2 by index. So the result is independent of the tiling, and the tiling may follow the batch.
+// differs. Every reduction has one fixed order: within a warp by lane, over the sixteen partial
+// sums of o^2 by index. So the result is independent of the tiling, and the tiling may follow the
+// batch.
 #ifndef KERNELS_CUDA_FUSED_DECODE_128_CUH_
 #define KERNELS_CUDA_FUSED_DECODE_128_CUH_
 
@@ -232,8 +234,8 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
       for (int i = 0; i < Tile::kLoads; ++i) {
-        raw[g][i] = *reinterpret_cast<const Raw*>(
-            state + (g * kTileRows + Tile::Row(i, lane)) * kDim);
+        raw[g][i] =
+            *reinterpret_cast<const Raw*>(state + (g * kTileRows + Tile::Row(i, lane)) * kDim);
       }
     }
   }
@@ -299,8 +301,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     qq = LaneSum<Tile::kColumnLanes>(qq);
     kk = LaneSum<Tile::kColumnLanes>(kk);
     kq = LaneSum<Tile::kColumnLanes>(kq);
-    const float q_factor =
-        a.use_qk_l2norm != 0 ? rsqrtf(qq + kQkNormEps) * p.scale : p.scale;
+    const float q_factor = a.use_qk_l2norm != 0 ? rsqrtf(qq + kQkNormEps) * p.scale : p.scale;
     const float k_factor = a.use_qk_l2norm != 0 ? rsqrtf(kk + kQkNormEps) : 1.0f;
     kq = kq * k_factor * q_factor;
     const float decay = kMany ? __shfl_sync(kFullMask, lane_decay, t) : lane_decay;
@@ -431,8 +432,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
 template <typename X, typename S, int kWarps, int kGroups, int kMinBlocks>
 cudaError_t LaunchTiling(const FusedParams& params, cudaStream_t stream) {
   const gdn_fused_decode_args& a = params.args;
-  const auto cluster =
-      static_cast<unsigned>(params.ratio * (kPartials / (kWarps * kGroups)));
+  const auto cluster = static_cast<unsigned>(params.ratio * (kPartials / (kWarps * kGroups)));
   cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(a.key_heads) * cluster,
@@ -460,12 +460,18 @@ cudaError_t LaunchTiling(const FusedParams& params, cudaStream_t stream) {
 template <typename X, typename S>
 cudaError_t Launch(const FusedParams& params, int tiling, cudaStream_t stream) {
   switch (tiling) {
-    case 0: return LaunchTiling<X, S, 16, 1, 2>(params, stream);
-    case 1: return LaunchTiling<X, S, 8, 2, 2>(params, stream);
-    case 2: return LaunchTiling<X, S, 8, 1, 2>(params, stream);
-    case 3: return LaunchTiling<X, S, 4, 1, 2>(params, stream);
-    case 4: return LaunchTiling<X, S, 2, 1, 2>(params, stream);
-    default: return cudaErrorInvalidValue;
+    case 0:
+      return LaunchTiling<X, S, 16, 1, 2>(params, stream);
+    case 1:
+      return LaunchTiling<X, S, 8, 2, 2>(params, stream);
+    case 2:
+      return LaunchTiling<X, S, 8, 1, 2>(params, stream);
+    case 3:
+      return LaunchTiling<X, S, 4, 1, 2>(params, stream);
+    case 4:
+      return LaunchTiling<X, S, 2, 1, 2>(params, stream);
+    default:
+      return cudaErrorInvalidValue;
   }
 }
 
@@ -475,9 +481,8 @@ namespace gdn::cuda {
 
 template <typename X>
 cudaError_t LaunchDecode128(const FusedParams& params, int tiling, cudaStream_t stream) {
-  return params.args.state_dtype == GDN_F32
-             ? decode128::Launch<X, float>(params, tiling, stream)
-             : decode128::Launch<X, Bf16>(params, tiling, stream);
+  return params.args.state_dtype == GDN_F32 ? decode128::Launch<X, float>(params, tiling, stream)
+                                            : decode128::Launch<X, Bf16>(params, tiling, stream);
 }
 
 }  // namespace gdn::cuda

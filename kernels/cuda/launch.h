@@ -23,8 +23,8 @@ inline gdn_status CheckCuda(const char* op, cudaError_t error) {
 // To be called after each launch: reports a failed one and clears the error.
 inline gdn_status CheckLaunch(const char* op) { return CheckCuda(op, cudaGetLastError()); }
 
-// What the launchers need to know of the current device. Read from the runtime on the first use of a
-// device in the process and kept.
+// What the launchers need to know of the current device. Read from the runtime on the first use of
+// a device in the process and kept.
 struct Device {
   int compute_capability;  // 10 * major + minor.
   int multiprocessors;

@@ -11,8 +11,8 @@ namespace gdn::cuda {
 constexpr unsigned kFullMask = 0xffffffffu;
 constexpr float kQkNormEps = 1e-6f;
 
-// 1 / (1 + e^-x); both approximations are within a few units of the last place, and the limits hold:
-// e^-x = inf gives 0, 0 gives 1.
+// 1 / (1 + e^-x); both approximations are within a few units of the last place, and the limits
+// hold: e^-x = inf gives 0, 0 gives 1.
 __device__ inline float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 __device__ inline float Silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 

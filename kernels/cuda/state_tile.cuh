@@ -1,10 +1,10 @@
 // How a warp holds eight rows of a state tile with K = 128, and the reductions over it.
 //
 // Each lane holds kVec neighbouring columns of kLoads rows, one 16-byte access each. Reduce() turns
-// the per-lane partial dot products of all eight rows with two vectors into totals, one per lane: at
-// each step a lane keeps half of its values and sends the other half to the lane that keeps those,
-// so eight rows cost hardly more shuffles than one. Lane l ends with the total of row OwnRow(l),
-// with the first vector or the second; Exchange() gives it the other of the two.
+// the per-lane partial dot products of all eight rows with two vectors into totals, one per lane:
+// at each step a lane keeps half of its values and sends the other half to the lane that keeps
+// those, so eight rows cost hardly more shuffles than one. Lane l ends with the total of row
+// OwnRow(l), with the first vector or the second; Exchange() gives it the other of the two.
 #ifndef KERNELS_CUDA_STATE_TILE_CUH_
 #define KERNELS_CUDA_STATE_TILE_CUH_
 

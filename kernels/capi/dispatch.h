@@ -1,0 +1,42 @@
+// The choice of a back end by exec.backend, for the ops that run on GPUs too.
+#ifndef KERNELS_CAPI_DISPATCH_H_
+#define KERNELS_CAPI_DISPATCH_H_
+
+#include "gdn/kernels/types.h"
+#include "kernels/common/check.h"
+#include "kernels/common/validate.h"
+
+namespace gdn::kernels {
+
+// CheckExec for ops that CUDA has too, where this build holds it.
+inline gdn_status CheckAnyExec(const char* op, const gdn_exec* exec, const void* args) {
+  if (exec == nullptr || args == nullptr || exec->backend != GDN_BACKEND_CUDA) {
+    return CheckExec(op, exec, args);
+  }
+#ifdef GDN_HAS_CUDA
+  return GDN_OK;
+#else
+  return Fail(GDN_BACKEND_UNAVAILABLE, "%s: this build has no CUDA back end (GDN_CUDA=OFF)", op);
+#endif
+}
+
+}  // namespace gdn::kernels
+
+// Returns from the enclosing function with the result of gdn::<back end>::Function(*exec, *args);
+// CheckAnyExec has passed.
+#ifdef GDN_HAS_CUDA
+#define GDN_DISPATCH(exec, args, Function)                                                 \
+  do {                                                                                     \
+    if ((exec)->backend == GDN_BACKEND_CUDA) return gdn::cuda::Function(*(exec), *(args)); \
+    if ((exec)->backend == GDN_BACKEND_CPU) return gdn::cpu::Function(*(exec), *(args));   \
+    return gdn::ref::Function(*(exec), *(args));                                           \
+  } while (false)
+#else
+#define GDN_DISPATCH(exec, args, Function)                                               \
+  do {                                                                                   \
+    if ((exec)->backend == GDN_BACKEND_CPU) return gdn::cpu::Function(*(exec), *(args)); \
+    return gdn::ref::Function(*(exec), *(args));                                         \
+  } while (false)
+#endif
+
+#endif  // KERNELS_CAPI_DISPATCH_H_

@@ -1,0 +1,31 @@
+# Sources, tests and benchmarks of the CUDA back end; included by CMakeLists.txt where GDN_CUDA is
+# ON, once the target gdn_kernels exists.
+
+target_sources(gdn_kernels PRIVATE
+  cuda/causal_conv.cu cuda/delta_rule.cu cuda/device.cc cuda/fused_decode.cu
+  cuda/fused_decode_128_bf16.cu cuda/fused_decode_128_f16.cu cuda/fused_decode_generic.cu
+  cuda/gated_rms_norm.cu cuda/gates.cu cuda/l2_norm.cu cuda/rms_norm.cu)
+target_compile_definitions(gdn_kernels PRIVATE GDN_HAS_CUDA)
+# -fmad=false: products and sums contract only where the source says fmaf, so that the same formula
+# gives the same bits in every kernel. -lineinfo costs nothing and names source lines in profiles.
+set(GDN_CUDA_OPTIONS -fmad=false -lineinfo -Xcompiler=-Wall,-Wextra)
+if(GDN_WERROR)
+  list(APPEND GDN_CUDA_OPTIONS -Werror=all-warnings -Xcompiler=-Werror)
+endif()
+target_compile_options(gdn_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${GDN_CUDA_OPTIONS}>)
+# Static: the libraries then need nothing but a driver on the machine they run on.
+target_link_libraries(gdn_kernels PUBLIC CUDA::cudart_static)
+target_link_libraries(gdn_kernels_shared PRIVATE CUDA::cudart_static)
+
+gdn_test(kernels_cuda_test
+  SRCS cuda/fused_decode_test.cc cuda/fused_decode_slots_test.cc cuda/fused_decode_bits_test.cc
+       cuda/ops_test.cc
+  DEPS gdn_kernels
+  LABELS gpu TIMEOUT 300)
+
+if(GDN_BENCH)
+  add_executable(decode_bench bench/decode_bench.cu)
+  target_include_directories(decode_bench PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_options(decode_bench PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${GDN_CUDA_OPTIONS}>)
+  target_link_libraries(decode_bench PRIVATE gdn_kernels)
+endif()

@@ -1,0 +1,108 @@
+// Bitwise properties of the fused decode step on a GPU: repeats, tilings, and neighbours.
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "gdn/kernels/fused_decode.h"
+#include "kernels/cuda/cuda_test_util.h"
+
+namespace gdn::kernels {
+namespace {
+
+using FusedDecodeBits = CudaTest;
+
+TEST_F(FusedDecodeBits, AThousandRepeats) {
+  for (int tiling : {kGenericTiling, 0, 3}) {
+    for (int64_t tokens : {1, 3}) {
+      SCOPED_TRACE(tiling);
+      FusedShape s;
+      s.rows = 4;
+      s.key_heads = 1;
+      s.tokens = tokens;
+      s.special_rows = false;
+      FusedCall before(s);
+      // Forks into unused slots: the inputs survive.
+      int64_t unused = 0;
+      for (int64_t& slot : before.write) {
+        while (std::find(before.read.begin(), before.read.end(), unused) != before.read.end()) {
+          ++unused;
+        }
+        slot = unused++;
+      }
+      const FusedCall first = CudaResult(before, tiling);
+      FusedCall host = before;
+      DeviceCall device(host);
+      const Stream stream;
+      const gdn_exec exec = stream.Exec();
+      int different = 0;
+      for (int repeat = 0; repeat < 1000; ++repeat) {
+        Must(cudaMemsetAsync(device.y.get(), 0xff, device.y.bytes(), stream.get()));
+        ASSERT_EQ(cuda::FusedDecodeWith(exec, device.args, tiling), GDN_OK) << gdn_last_error();
+        stream.Synchronize();
+        device.Download(host);
+        different += host.y.bytes() != first.y.bytes() ||
+                     host.state.bytes() != first.state.bytes() ||
+                     host.conv_state.bytes() != first.conv_state.bytes();
+      }
+      EXPECT_EQ(different, 0);
+    }
+  }
+}
+
+TEST_F(FusedDecodeBits, EveryTilingGivesTheSameBits) {
+  for (gdn_dtype dtype : {GDN_BF16, GDN_F16}) {
+    for (gdn_dtype state_dtype : {GDN_F32, GDN_BF16}) {
+      for (int64_t tokens : {1, 4}) {
+        FusedShape s;
+        s.rows = 20;
+        s.ratio = 1;
+        s.dtype = dtype;
+        s.state_dtype = state_dtype;
+        s.tokens = tokens;
+        const FusedCall before(s);
+        const FusedCall first = CudaResult(before, 0);
+        for (int tiling = 1; tiling < cuda::kNumDecodeTilings; ++tiling) {
+          SCOPED_TRACE(tiling);
+          ExpectSameBits(CudaResult(before, tiling), first);
+        }
+      }
+    }
+  }
+}
+
+// Each row alone gives the bits it has among the others, whatever the launcher chooses for either.
+TEST_F(FusedDecodeBits, ARowDoesNotDependOnTheRowsAroundIt) {
+  for (int64_t rows : {2, 9, 70}) {
+    for (int64_t ratio : {1, 2, 3}) {
+      for (gdn_dtype state_dtype : {GDN_F32, GDN_BF16}) {
+        SCOPED_TRACE(rows);
+        FusedShape s;
+        s.rows = rows;
+        s.ratio = ratio;
+        s.state_dtype = state_dtype;
+        FusedCall before(s);
+        const FusedCall together = CudaResult(before);
+        FusedCall alone = before;
+        const DeviceCall device(alone);
+        for (int64_t row = 0; row < rows; ++row) {
+          gdn_fused_decode_args args = device.args;
+          args.rows = 1;
+          args.x = static_cast<const uint16_t*>(args.x) + row * s.x_stride();
+          args.y = static_cast<uint16_t*>(args.y) + row * s.y_stride();
+          args.read_index += row;
+          args.write_index += row;
+          args.fresh += row;
+          const Stream stream;
+          const gdn_exec exec = stream.Exec();
+          ASSERT_EQ(gdn_fused_decode(&exec, &args), GDN_OK) << gdn_last_error();
+          stream.Synchronize();
+        }
+        device.Download(alone);
+        ExpectSameBits(alone, together);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gdn::kernels

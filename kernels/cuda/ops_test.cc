@@ -1,0 +1,407 @@
+// The separate ops on a GPU against REF, and the fused step against the chain of them.
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "gdn/kernels/causal_conv.h"
+#include "gdn/kernels/delta_rule.h"
+#include "gdn/kernels/gated_rms_norm.h"
+#include "gdn/kernels/gates.h"
+#include "gdn/kernels/l2_norm.h"
+#include "gdn/kernels/rms_norm.h"
+#include "kernels/cuda/cuda_test_util.h"
+
+namespace gdn::kernels {
+namespace {
+
+using OpsCuda = CudaTest;
+constexpr gdn_exec kRefExec{};
+
+Tensor RandomTensor(gdn_dtype dtype, int64_t size, float gain, uint32_t seed) {
+  Tensor tensor(dtype, size);
+  Random random(seed);
+  for (int64_t i = 0; i < size; ++i) tensor.Set(i, gain * random.Normal());
+  return tensor;
+}
+
+double Difference(const Tensor& got, const Tensor& expected) {
+  RelativeL2 error;
+  for (int64_t i = 0; i < got.size(); ++i) error.Add(got.Get(i), expected.Get(i));
+  return error.value();
+}
+
+Tensor Downloaded(const DeviceBuffer& buffer, gdn_dtype dtype) {
+  Tensor tensor(dtype, static_cast<int64_t>(buffer.bytes()) / SizeOf(dtype));
+  buffer.Download(tensor.data());
+  return tensor;
+}
+
+// The convolution of a call's q|k|v columns, then gates and rule on its output: a decode step up to
+// the norm. `host` holds the inputs, and in the end the states; `exec` says where it runs.
+struct Step {
+  Step(const FusedShape& s, gdn_dtype o_dtype)
+      : qkv(s.dtype, s.rows * s.channels()),
+        g(GDN_F32, s.rows * s.value_heads()),
+        beta(GDN_F32, s.rows * s.value_heads()),
+        o(o_dtype, s.rows * s.values()) {}
+  Tensor qkv, g, beta, o;
+};
+
+gdn_causal_conv_args ConvArgs(const gdn_fused_decode_args& a, int64_t channels, void* y) {
+  gdn_causal_conv_args conv{};
+  conv.sequences = a.rows;
+  conv.channels = channels;
+  conv.width = static_cast<int32_t>(a.conv_width);
+  conv.silu = 1;
+  conv.x = a.x;
+  conv.x_dtype = conv.y_dtype = a.dtype;
+  conv.x_token_stride = a.x_token_stride;
+  conv.weight = a.conv_weight;
+  conv.y = y;
+  conv.y_token_stride = channels;
+  conv.state = a.conv_state;
+  conv.state_slot_stride = a.conv_slot_stride;
+  conv.read_index = a.read_index;
+  conv.write_index = a.write_index;
+  conv.fresh = a.fresh;
+  return conv;
+}
+
+gdn_gates_args GatesArgs(const gdn_fused_decode_args& a, float* g, float* beta) {
+  gdn_gates_args gates{};
+  gates.tokens = a.rows;
+  gates.value_heads = a.value_heads;
+  gates.a = static_cast<const char*>(a.x) + a.a_offset * SizeOf(a.dtype);
+  gates.b = static_cast<const char*>(a.x) + a.b_offset * SizeOf(a.dtype);
+  gates.dtype = a.dtype;
+  gates.a_token_stride = gates.b_token_stride = a.x_token_stride;
+  gates.a_log = a.a_log;
+  gates.dt_bias = a.dt_bias;
+  gates.beta_scale = a.beta_scale;
+  gates.g = g;
+  gates.beta = beta;
+  return gates;
+}
+
+gdn_delta_rule_args RuleArgs(const gdn_fused_decode_args& a, int64_t channels, const void* qkv,
+                             const float* g, const float* beta, void* o, gdn_dtype o_dtype) {
+  gdn_delta_rule_args rule{};
+  rule.sequences = a.rows;
+  rule.key_heads = a.key_heads;
+  rule.value_heads = a.value_heads;
+  rule.key_dim = a.key_dim;
+  rule.value_dim = a.value_dim;
+  rule.q = qkv;
+  rule.k = static_cast<const char*>(qkv) + a.k_offset * SizeOf(a.dtype);
+  rule.v = static_cast<const char*>(qkv) + a.v_offset * SizeOf(a.dtype);
+  rule.qkv_dtype = a.dtype;
+  rule.q_token_stride = rule.k_token_stride = rule.v_token_stride = channels;
+  rule.g = g;
+  rule.beta = beta;
+  rule.scale = a.scale;
+  rule.use_qk_l2norm = a.use_qk_l2norm;
+  rule.state = a.state;
+  rule.state_dtype = a.state_dtype;
+  rule.state_slot_stride = a.state_slot_stride;
+  rule.read_index = a.read_index;
+  rule.write_index = a.write_index;
+  rule.fresh = a.fresh;
+  rule.o = o;
+  rule.o_dtype = o_dtype;
+  rule.o_token_stride = a.value_heads * a.value_dim;
+  return rule;
+}
+
+gdn_gated_rms_norm_args NormArgs(const gdn_fused_decode_args& a, const void* o, gdn_dtype o_dtype) {
+  gdn_gated_rms_norm_args norm{};
+  norm.tokens = a.rows;
+  norm.heads = a.value_heads;
+  norm.dim = a.value_dim;
+  norm.x = o;
+  norm.x_dtype = o_dtype;
+  norm.x_token_stride = a.value_heads * a.value_dim;
+  norm.x_head_stride = a.value_dim;
+  norm.gate = static_cast<const char*>(a.x) + a.z_offset * SizeOf(a.dtype);
+  norm.gate_dtype = a.dtype;
+  norm.gate_token_stride = a.x_token_stride;
+  norm.gate_head_stride = a.value_dim;
+  norm.weight = a.norm_weight;
+  norm.zero_centered = a.zero_centered;
+  norm.activation = a.activation;
+  norm.round_before_gate = a.round_before_gate;
+  norm.eps = a.eps;
+  norm.y = a.y;
+  norm.y_dtype = a.dtype;
+  norm.y_token_stride = a.y_token_stride;
+  norm.y_head_stride = a.value_dim;
+  return norm;
+}
+
+// Each op of the chain on the GPU; REF gets the very inputs that the GPU op got, so nothing but the
+// op's own arithmetic differs. Then the fused step against the chain.
+TEST_F(OpsCuda, EachOpOfTheStepMatchesRefAndTheFusedStepTheChain) {
+  struct Dims {
+    int64_t key_dim, value_dim, ratio;
+  };
+  for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
+    for (gdn_dtype state_dtype : {GDN_F32, GDN_BF16}) {
+      for (const Dims& d : {Dims{128, 128, 2}, Dims{60, 100, 3}, Dims{256, 512, 1}}) {
+        FusedShape s;
+        s.rows = 7;
+        s.key_dim = d.key_dim;
+        s.value_dim = d.value_dim;
+        s.ratio = d.ratio;
+        s.dtype = dtype;
+        s.state_dtype = state_dtype;
+        s.state_pad = 8;
+        s.conv_pad = 2;
+        s.round_o = s.round_before_gate = 1;
+        s.y_pad = 0;
+        SCOPED_TRACE("dtype " + std::to_string(dtype) + ", state " + std::to_string(state_dtype) +
+                     ", K " + std::to_string(d.key_dim));
+        const FusedCall before(s);
+        FusedCall chain = before;
+        FusedCall ref = before;
+        const gdn_fused_decode_args r = ref.Args();
+        const DeviceCall device(chain);
+        const gdn_fused_decode_args& a = device.args;
+        const Stream stream;
+        const gdn_exec exec = stream.Exec();
+
+        Step host(s, dtype);
+        const DeviceBuffer qkv(host.qkv);
+        const gdn_causal_conv_args conv = ConvArgs(a, s.channels(), qkv.get());
+        ASSERT_EQ(gdn_causal_conv(&exec, &conv), GDN_OK) << gdn_last_error();
+        const gdn_causal_conv_args ref_conv = ConvArgs(r, s.channels(), host.qkv.data());
+        ASSERT_EQ(gdn_causal_conv(&kRefExec, &ref_conv), GDN_OK);
+        stream.Synchronize();
+        const Tensor qkv_got = Downloaded(qkv, dtype);
+        EXPECT_LE(Difference(qkv_got, host.qkv), dtype == GDN_F32 ? 2e-6 : 3e-4);
+
+        const DeviceBuffer g(host.g);
+        const DeviceBuffer beta(host.beta);
+        const gdn_gates_args gates = GatesArgs(a, g.get<float>(), beta.get<float>());
+        ASSERT_EQ(gdn_gates(&exec, &gates), GDN_OK) << gdn_last_error();
+        const gdn_gates_args ref_gates =
+            GatesArgs(r, static_cast<float*>(host.g.data()), static_cast<float*>(host.beta.data()));
+        ASSERT_EQ(gdn_gates(&kRefExec, &ref_gates), GDN_OK);
+        stream.Synchronize();
+        const Tensor g_got = Downloaded(g, GDN_F32);
+        const Tensor beta_got = Downloaded(beta, GDN_F32);
+        EXPECT_LE(Difference(g_got, host.g), 1e-6);
+        EXPECT_LE(Difference(beta_got, host.beta), 1e-6);
+
+        const DeviceBuffer o(host.o);
+        const gdn_delta_rule_args rule =
+            RuleArgs(a, s.channels(), qkv.get(), g.get<float>(), beta.get<float>(), o.get(), dtype);
+        ASSERT_EQ(gdn_delta_rule_step(&exec, &rule), GDN_OK) << gdn_last_error();
+        const gdn_delta_rule_args ref_rule =
+            RuleArgs(r, s.channels(), qkv_got.data(), static_cast<const float*>(g_got.data()),
+                     static_cast<const float*>(beta_got.data()), host.o.data(), dtype);
+        ASSERT_EQ(gdn_delta_rule_step(&kRefExec, &ref_rule), GDN_OK);
+        stream.Synchronize();
+        const Tensor o_got = Downloaded(o, dtype);
+        EXPECT_LE(Difference(o_got, host.o), dtype == GDN_F32 ? 1e-5 : 1e-3);
+
+        const gdn_gated_rms_norm_args norm = NormArgs(a, o.get(), dtype);
+        ASSERT_EQ(gdn_gated_rms_norm(&exec, &norm), GDN_OK) << gdn_last_error();
+        const gdn_gated_rms_norm_args ref_norm = NormArgs(r, o_got.data(), dtype);
+        ASSERT_EQ(gdn_gated_rms_norm(&kRefExec, &ref_norm), GDN_OK);
+        stream.Synchronize();
+        device.Download(chain);
+        const FusedErrors errors = Compare(before, chain, ref);
+        EXPECT_LE(errors.y, dtype == GDN_F32 ? 1e-5 : 1e-3);
+        EXPECT_LE(errors.state, state_dtype == GDN_F32 ? 1e-5 : 1e-3);
+        EXPECT_EQ(errors.slots_touched + errors.conv_differs + errors.pads_touched, 0);
+
+        // The same rounded inputs all along: both run the same convolution.
+        const FusedErrors fused = Compare(before, CudaResult(before), chain);
+        EXPECT_LE(fused.y, dtype == GDN_F32 ? 1e-5 : 2e-3);
+        EXPECT_LE(fused.state, state_dtype == GDN_F32 ? 1e-5 : 1e-3);
+        EXPECT_EQ(fused.padding_not_zero + fused.slots_touched + fused.conv_differs, 0);
+        // And against the FP64 rule fed those inputs.
+        const FusedErrors oracle = Compare(before, CudaResult(before), ref);
+        EXPECT_LE(oracle.state, state_dtype == GDN_F32 ? 1e-5 : 1e-3);
+      }
+    }
+  }
+}
+
+// Packed sequences of all lengths, with checks at their boundaries, equal REF.
+TEST_F(OpsCuda, PackedConvolutionAndPrefillMatchRef) {
+  const std::vector<int32_t> cu_seqlens = {0, 0, 1, 6, 6, 69, 70, 133};
+  constexpr int64_t kSequences = 7;
+  const int64_t tokens = cu_seqlens.back();
+  for (gdn_dtype dtype : {GDN_F32, GDN_BF16}) {
+    FusedShape s;
+    s.rows = kSequences;
+    s.dtype = dtype;
+    s.key_dim = 64;
+    s.value_dim = 40;
+    FusedCall ref(s);
+    const FusedCall before = ref;
+    FusedCall got = ref;
+    const DeviceCall device(got);
+    const Stream stream;
+    const gdn_exec exec = stream.Exec();
+    const DeviceBuffer cu(cu_seqlens);
+    const Tensor x = RandomTensor(dtype, tokens * s.channels(), 1.0f, 3);
+    Tensor y(dtype, tokens * s.channels());
+    const DeviceBuffer x_device(x);
+    const DeviceBuffer y_device(y);
+    gdn_causal_conv_args conv = ConvArgs(device.args, s.channels(), y_device.get());
+    conv.cu_seqlens = cu.get<int32_t>();
+    conv.x = x_device.get();
+    conv.x_token_stride = s.channels();
+    ASSERT_EQ(gdn_causal_conv(&exec, &conv), GDN_OK) << gdn_last_error();
+    gdn_causal_conv_args ref_conv = ConvArgs(ref.Args(), s.channels(), y.data());
+    ref_conv.cu_seqlens = cu_seqlens.data();
+    ref_conv.x = x.data();
+    ref_conv.x_token_stride = s.channels();
+    ASSERT_EQ(gdn_causal_conv(&kRefExec, &ref_conv), GDN_OK) << gdn_last_error();
+    stream.Synchronize();
+    const Tensor y_got = Downloaded(y_device, dtype);
+    EXPECT_LE(Difference(y_got, y), dtype == GDN_F32 ? 2e-6 : 3e-4);
+
+    Tensor g(GDN_F32, tokens * s.value_heads());
+    Tensor beta(GDN_F32, tokens * s.value_heads());
+    Random random(5);
+    for (int64_t i = 0; i < g.size(); ++i) {
+      g.Set(i, -random.Uniform(0.0f, 2.0f));
+      beta.Set(i, random.Uniform(0.0f, 2.0f));
+    }
+    Tensor o(dtype, tokens * s.values());
+    const DeviceBuffer g_device(g);
+    const DeviceBuffer beta_device(beta);
+    const DeviceBuffer o_device(o);
+    gdn_delta_rule_args rule =
+        RuleArgs(device.args, s.channels(), y_device.get(), g_device.get<float>(),
+                 beta_device.get<float>(), o_device.get(), dtype);
+    rule.cu_seqlens = cu.get<int32_t>();
+    ASSERT_EQ(gdn_delta_rule_prefill(&exec, &rule), GDN_OK) << gdn_last_error();
+    gdn_delta_rule_args ref_rule =
+        RuleArgs(ref.Args(), s.channels(), y_got.data(), static_cast<const float*>(g.data()),
+                 static_cast<const float*>(beta.data()), o.data(), dtype);
+    ref_rule.cu_seqlens = cu_seqlens.data();
+    ASSERT_EQ(gdn_delta_rule_prefill(&kRefExec, &ref_rule), GDN_OK) << gdn_last_error();
+    stream.Synchronize();
+    EXPECT_LE(Difference(Downloaded(o_device, dtype), o), dtype == GDN_F32 ? 1e-5 : 1e-3);
+    device.Download(got);
+    const FusedErrors errors = Compare(before, got, ref);
+    EXPECT_LE(errors.state, 1e-5);
+    EXPECT_EQ(errors.slots_touched + errors.conv_differs + errors.pads_touched, 0);
+  }
+}
+
+TEST_F(OpsCuda, GatesAtTheExtremes) {
+  const std::vector<float> values = {-100.0f, -20.0f, -1e-3f, 0.0f,  1e-3f, 5.0f,
+                                     19.99f,  20.0f,  20.01f, 60.0f, 100.0f};
+  const int64_t heads = 3;
+  const int64_t tokens = static_cast<int64_t>(values.size());
+  Tensor a(GDN_F32, tokens * heads);
+  for (int64_t i = 0; i < a.size(); ++i) a.Set(i, values[i / heads]);
+  const std::vector<float> a_log = {-3.0f, 0.0f, 2.7f};
+  const std::vector<float> dt_bias = {0.0f, 0.0f, 0.0f};
+  gdn_gates_args args{};
+  args.tokens = tokens;
+  args.value_heads = heads;
+  args.a_token_stride = args.b_token_stride = heads;
+  args.beta_scale = 2.0f;
+  Tensor g(GDN_F32, tokens * heads);
+  Tensor beta(GDN_F32, tokens * heads);
+  const DeviceBuffer a_device(a);
+  const DeviceBuffer a_log_device(a_log);
+  const DeviceBuffer dt_bias_device(dt_bias);
+  const DeviceBuffer g_device(g);
+  const DeviceBuffer beta_device(beta);
+  gdn_gates_args on_device = args;
+  on_device.a = on_device.b = a_device.get();
+  on_device.a_log = a_log_device.get<float>();
+  on_device.dt_bias = dt_bias_device.get<float>();
+  on_device.g = g_device.get<float>();
+  on_device.beta = beta_device.get<float>();
+  const Stream stream;
+  const gdn_exec exec = stream.Exec();
+  ASSERT_EQ(gdn_gates(&exec, &on_device), GDN_OK) << gdn_last_error();
+  stream.Synchronize();
+  args.a = args.b = a.data();
+  args.a_log = a_log.data();
+  args.dt_bias = dt_bias.data();
+  args.g = static_cast<float*>(g.data());
+  args.beta = static_cast<float*>(beta.data());
+  ASSERT_EQ(gdn_gates(&kRefExec, &args), GDN_OK);
+  const Tensor g_got = Downloaded(g_device, GDN_F32);
+  const Tensor beta_got = Downloaded(beta_device, GDN_F32);
+  for (int64_t i = 0; i < g.size(); ++i) {
+    EXPECT_NEAR(g_got.Get(i), g.Get(i), 1e-6 * std::fabs(g.Get(i)) + 1e-38) << values[i / heads];
+    EXPECT_NEAR(beta_got.Get(i), beta.Get(i), 1e-6 * beta.Get(i) + 1e-38) << values[i / heads];
+  }
+}
+
+TEST_F(OpsCuda, NormsMatchRef) {
+  for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
+    for (int64_t dim : {1, 31, 128, 1000, 4096}) {
+      const int64_t rows = 9;
+      const int64_t stride = dim + 5;
+      SCOPED_TRACE("dtype " + std::to_string(dtype) + ", dim " + std::to_string(dim));
+      Tensor x = RandomTensor(dtype, rows * stride, 2.0f, 11);
+      for (int64_t i = 0; i < dim; ++i) x.Set(3 * stride + i, 0.0f);
+      const Tensor weight = RandomTensor(GDN_F32, dim, 1.0f, 12);
+      const DeviceBuffer weight_device(weight);
+      const Stream stream;
+      const gdn_exec exec = stream.Exec();
+      const double bound = dtype == GDN_F32 ? 2e-6 : 1e-3;
+
+      gdn_l2_norm_args l2{};
+      l2.rows = rows;
+      l2.dim = dim;
+      l2.x_dtype = l2.y_dtype = dtype;
+      l2.x_row_stride = l2.y_row_stride = stride;
+      l2.eps = 1e-6f;
+      l2.scale = 0.5f;
+      Tensor in_place = x;
+      const DeviceBuffer l2_device(in_place);
+      const DeviceBuffer rstd_device(rows * sizeof(float));
+      gdn_l2_norm_args l2_on_device = l2;
+      l2_on_device.x = l2_device.get();
+      l2_on_device.y = l2_device.get();
+      l2_on_device.rstd = rstd_device.get<float>();
+      ASSERT_EQ(gdn_l2_norm(&exec, &l2_on_device), GDN_OK) << gdn_last_error();
+      Tensor rstd(GDN_F32, rows);
+      l2.x = l2.y = in_place.data();
+      l2.rstd = static_cast<float*>(rstd.data());
+      ASSERT_EQ(gdn_l2_norm(&kRefExec, &l2), GDN_OK) << gdn_last_error();
+      stream.Synchronize();
+      EXPECT_LE(Difference(Downloaded(l2_device, dtype), in_place), bound);
+      EXPECT_LE(Difference(Downloaded(rstd_device, GDN_F32), rstd), 1e-6);
+
+      gdn_rms_norm_args rms{};
+      rms.rows = rows;
+      rms.dim = dim;
+      rms.x_dtype = dtype;
+      rms.x_row_stride = stride;
+      rms.zero_centered = dim == 128;
+      rms.eps = 1e-6f;
+      rms.y_dtype = GDN_BF16;
+      rms.y_row_stride = dim;
+      Tensor y(GDN_BF16, rows * dim);
+      const DeviceBuffer x_device(x);
+      const DeviceBuffer y_device(y);
+      gdn_rms_norm_args rms_on_device = rms;
+      rms_on_device.x = x_device.get();
+      rms_on_device.weight = weight_device.get<float>();
+      rms_on_device.y = y_device.get();
+      ASSERT_EQ(gdn_rms_norm(&exec, &rms_on_device), GDN_OK) << gdn_last_error();
+      rms.x = x.data();
+      rms.weight = static_cast<const float*>(weight.data());
+      rms.y = y.data();
+      ASSERT_EQ(gdn_rms_norm(&kRefExec, &rms), GDN_OK) << gdn_last_error();
+      stream.Synchronize();
+      EXPECT_LE(Difference(Downloaded(y_device, GDN_BF16), y), 1e-3);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gdn::kernels
