@@ -31,7 +31,7 @@ struct FusedShape {
   int64_t state_pad = 0;  // Elements between slots.
   int64_t conv_pad = 0;
   int64_t x_pad = 6;
-  int64_t y_pad = 3;
+  int64_t y_pad = 4;
   float beta_scale = 1.0f;
   float scale = 0.0f;
   int32_t normalize = 1;

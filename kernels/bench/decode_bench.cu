@@ -78,6 +78,15 @@ __global__ void __launch_bounds__(kThreads) ReadModifyWrite(float4* data) {
     tile[i * kThreads] = v[i];
   }
 }
+template <int kThreads, int kVectors>
+__global__ void __launch_bounds__(kThreads) Copy(const float4* from, float4* to) {
+  const int64_t first = blockIdx.x * int64_t{kThreads * kVectors} + threadIdx.x;
+  float4 v[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) v[i] = from[first + i * kThreads];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) to[first + i * kThreads] = v[i];
+}
 __global__ void Empty() {}
 
 struct Options {
@@ -161,17 +170,27 @@ class Bench {
                      TimeRmw<256, 8>(data, bytes, layers), TimeRmw<256, 4>(data, bytes, layers),
                      TimeRmw<128, 8>(data, bytes, layers), TimeRmw<512, 2>(data, bytes, layers)});
   }
+  template <int kThreads, int kVectors>
+  double TimeCopy(float4* data, int64_t bytes) {
+    const int64_t vectors = bytes / 16;
+    return Time(16, [&](int) {
+      Copy<kThreads, kVectors>
+          <<<static_cast<unsigned>(vectors / (kThreads * kVectors)), kThreads, 0, stream_>>>(
+              data, data + vectors);
+    });
+  }
 
   void Ceilings() {
     constexpr int64_t kBytes = int64_t{1} << 30;
     char* data = nullptr;
     Must(cudaMalloc(&data, 2 * kBytes), "ceilings");
     FillF32<<<2048, 256, 0, stream_>>>(reinterpret_cast<float*>(data), 2 * kBytes / 4, -1.0f, 1.0f);
-    const double copy = Time(16, [&](int) {
-      Must(cudaMemcpyAsync(data + kBytes, data, kBytes, cudaMemcpyDeviceToDevice, stream_), "copy");
-    });
+    float4* const vectors = reinterpret_cast<float4*>(data);
+    const double copy =
+        std::min({TimeCopy<256, 1>(vectors, kBytes), TimeCopy<256, 4>(vectors, kBytes),
+                  TimeCopy<512, 4>(vectors, kBytes), TimeCopy<512, 8>(vectors, kBytes)});
     copy_ = 2.0 * kBytes / copy * 1e-6;
-    const double rmw = BestRmw(reinterpret_cast<float4*>(data), kBytes, 2);
+    const double rmw = BestRmw(vectors, kBytes, 2);
     rmw_ = 2.0 * kBytes / rmw * 1e-6;
     const double empty = Time(100, [&](int) { Empty<<<1, 32, 0, stream_>>>(); });
     std::printf(
@@ -181,7 +200,7 @@ class Bench {
     for (int64_t batch : options_.batches) {
       const int64_t bytes = batch * 32 * kTileBytes;
       const int64_t layers = Layers(bytes);
-      float4* states = reinterpret_cast<float4*>(data);
+      float4* states = vectors;
       float4* own = nullptr;
       if (layers * bytes > 2 * kBytes) {
         Must(cudaMalloc(&own, layers * bytes), "ceilings");
@@ -294,8 +313,8 @@ class Bench {
     if (options_.tilings) {
       tilings.clear();
       for (int i = 0; i < gdn::cuda::kNumDecodeTilings; ++i) {
-        const int64_t cluster = value_heads / key_heads * gdn::cuda::kDecodeTilings[i].splits;
-        if (cluster <= 8) tilings.push_back(i);
+        if (gdn::cuda::DecodeTilingCovers(i, value_heads / key_heads, options_.tokens))
+          tilings.push_back(i);
       }
     }
     for (int tiling : tilings) {

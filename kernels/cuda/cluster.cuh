@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/bulk_copy.cuh"
+
 namespace gdn::cuda {
 
 // Index of the cluster along x; the block's index where blocks are launched alone.
@@ -28,11 +30,11 @@ __device__ inline uint32_t ClusterRank() {
 #endif
 }
 
-// The two halves of the barrier over all threads of a cluster. What a thread has read and written
-// before its arrival happens before what any thread does after its wait.
+// The two halves of the barrier over all threads of a cluster. Relaxed: it orders execution, not
+// memory.
 __device__ inline void ClusterArrive() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 __device__ inline void ClusterWait() {
@@ -41,14 +43,22 @@ __device__ inline void ClusterWait() {
 #endif
 }
 
-// Stores into the shared memory of another block of the cluster, at the place that `local` has
-// here.
-__device__ inline void StoreRemote(float* local, uint32_t rank, float value) {
+// Sends a value to the place that `local` has in a block of the cluster; its four bytes count
+// towards that block's copy of `barrier`.
+__device__ inline void SendFloat(float* local, uint32_t rank, float value,
+                                 ArrivalBarrier* barrier) {
 #if __CUDA_ARCH__ >= 900
   const uint32_t here = static_cast<uint32_t>(__cvta_generic_to_shared(local));
   uint32_t there;
+  uint32_t barrier_there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(barrier_there)
+      : "r"(barrier->Address()), "r"(rank));
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(there),
+      "r"(__float_as_uint(value)), "r"(barrier_there)
+      : "memory");
 #endif
 }
 

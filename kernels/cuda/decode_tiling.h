@@ -7,8 +7,9 @@
 
 namespace gdn::cuda {
 
-// How the 128x128 kernel divides a head: `splits` blocks, each of `warps` warps that hold `groups`
-// times eight rows of the state.
+// How the kernels for 128x128 divide the work. splits 0: blocks that stream whole heads through
+// shared memory (fused_decode_stream.cuh). Otherwise a head is divided into `splits` blocks of
+// `warps` warps, each with `groups` times eight rows of the state (fused_decode_split.cuh).
 struct DecodeTiling {
   int warps;
   int groups;
@@ -16,8 +17,15 @@ struct DecodeTiling {
 };
 
 // The tilings that are compiled; all give the same bits.
-constexpr DecodeTiling kDecodeTilings[] = {{16, 1, 1}, {8, 2, 1}, {8, 1, 2}, {4, 1, 4}, {2, 1, 8}};
+constexpr DecodeTiling kDecodeTilings[] = {{8, 2, 0}, {8, 2, 1}, {8, 1, 2}, {4, 1, 4}, {2, 1, 8}};
 constexpr int kNumDecodeTilings = 5;
+
+// Whether a tiling covers a ratio HV/H and a number of tokens, on a device that can run it: a
+// cluster of blocks works on a key head, eight at most; the streaming kernel takes one token.
+constexpr bool DecodeTilingCovers(int tiling, int64_t ratio, int64_t tokens) {
+  const int splits = kDecodeTilings[tiling].splits;
+  return splits == 0 ? tokens == 1 : splits * ratio <= 8;
+}
 
 // Index into kDecodeTilings for the arguments on the current device, or -1 for the generic kernel.
 gdn_status ChooseDecodeTiling(const gdn_fused_decode_args& args, int* tiling);

@@ -10,7 +10,7 @@ namespace gdn::cuda {
 namespace {
 
 constexpr char kOp[] = "fused_decode";
-constexpr int64_t kMaxCluster = 8;  // The portable maximum.
+constexpr int64_t kMaxOffset = int64_t{1} << 30;  // Of the columns, in 32 bits with room to add.
 
 bool Aligned(const void* pointer, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
@@ -21,18 +21,75 @@ bool Suits128(const gdn_fused_decode_args& a) {
   const int64_t state_vector = a.state_dtype == GDN_F32 ? 4 : 8;
   return a.key_dim == 128 && a.value_dim == 128 && a.conv_width == 4 && a.dtype != GDN_F32 &&
          Aligned(a.state, 16) && a.state_slot_stride % state_vector == 0 &&
-         Aligned(a.conv_weight, 16) && Aligned(a.x, 4) && a.x_token_stride % 2 == 0 &&
-         a.q_offset % 2 == 0 && a.k_offset % 2 == 0 && Aligned(a.conv_state, 4) &&
-         a.conv_slot_stride % 2 == 0;
+         Aligned(a.conv_weight, 16) && Aligned(a.x, 4) && Aligned(a.y, 4) &&
+         a.y_token_stride % 2 == 0 && Aligned(a.norm_weight, 8) && a.x_token_stride % 2 == 0 &&
+         a.q_offset % 2 == 0 && a.k_offset % 2 == 0 && a.v_offset % 2 == 0 && a.z_offset % 2 == 0 &&
+         Aligned(a.conv_state, 4) && a.conv_slot_stride % 2 == 0 && a.rows < (int64_t{1} << 31) &&
+         a.key_heads <= 4096 && a.q_offset <= kMaxOffset && a.k_offset <= kMaxOffset &&
+         a.v_offset <= kMaxOffset && a.z_offset <= kMaxOffset && a.b_offset <= kMaxOffset &&
+         a.a_offset <= kMaxOffset;
 }
 
-// A tiling whose cluster is too large, or a cluster on a device without clusters, cannot run.
+// Clusters need sm_90; the streaming kernel also its shared memory, which sm_120 has not.
 bool CanRun(const gdn_fused_decode_args& a, int tiling, const Device& device) {
-  const int64_t cluster = a.value_heads / a.key_heads * kDecodeTilings[tiling].splits;
-  return cluster <= kMaxCluster && (cluster == 1 || device.compute_capability >= 90);
+  const int64_t ratio = a.value_heads / a.key_heads;
+  const int splits = kDecodeTilings[tiling].splits;
+  const int capability = device.compute_capability;
+  if (!DecodeTilingCovers(tiling, ratio, a.tokens)) return false;
+  if (splits == 0) return capability >= 90 && capability < 120;
+  return splits * ratio == 1 || capability >= 90;
 }
 
 bool HasWork(const gdn_fused_decode_args& a) { return a.rows > 0; }
+
+int64_t Channels(const gdn_fused_decode_args& a) {
+  return 2 * a.key_heads * a.key_dim + a.value_heads * a.value_dim;
+}
+
+float Scale(const gdn_fused_decode_args& a) {
+  if (a.scale != 0.0f) return a.scale;
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(a.key_dim)));
+}
+
+DecodeParams Pack(const gdn_fused_decode_args& a) {
+  DecodeParams p = {};
+  p.read_index = a.read_index;
+  p.write_index = a.write_index;
+  p.fresh = a.fresh;
+  p.state = a.state;
+  p.state_slot_stride = a.state_slot_stride;
+  p.conv_state = a.conv_state;
+  p.conv_slot_stride = a.conv_slot_stride;
+  p.channels = static_cast<int32_t>(Channels(a));
+  p.ratio = static_cast<int32_t>(a.value_heads / a.key_heads);
+  p.conv_weight = a.conv_weight;
+  p.x = a.x;
+  p.x_token_stride = a.x_token_stride;
+  p.q_offset = static_cast<int32_t>(a.q_offset);
+  p.k_offset = static_cast<int32_t>(a.k_offset);
+  p.v_offset = static_cast<int32_t>(a.v_offset);
+  p.z_offset = static_cast<int32_t>(a.z_offset);
+  p.b_offset = static_cast<int32_t>(a.b_offset);
+  p.a_offset = static_cast<int32_t>(a.a_offset);
+  p.rows = static_cast<uint32_t>(a.rows);
+  p.key_heads = static_cast<uint32_t>(a.key_heads);
+  p.a_log = a.a_log;
+  p.dt_bias = a.dt_bias;
+  p.norm_weight = a.norm_weight;
+  p.y = a.y;
+  p.y_token_stride = a.y_token_stride;
+  p.beta_scale = a.beta_scale;
+  p.scale = Scale(a);
+  p.eps = a.eps;
+  p.tokens = static_cast<int8_t>(a.tokens);
+  p.early_start = a.early_start != 0;
+  p.use_qk_l2norm = a.use_qk_l2norm != 0;
+  p.zero_centered = a.zero_centered != 0;
+  p.sigmoid_gate = a.activation == GDN_GATE_SIGMOID;
+  p.round_o = a.round_o != 0;
+  p.round_before_gate = a.round_before_gate != 0;
+  return p;
+}
 
 }  // namespace
 
@@ -41,15 +98,21 @@ gdn_status ChooseDecodeTiling(const gdn_fused_decode_args& args, int* tiling) {
   if (!HasWork(args) || !Suits128(args)) return GDN_OK;
   Device device;
   if (const gdn_status status = CurrentDevice(kOp, &device); status != GDN_OK) return status;
-  // Few heads: divide each over several multiprocessors, for latency. Many: whole heads.
+  // Few heads: divide each as finely as the ratio allows, for latency, or keep them whole, as long
+  // as all blocks run at once. Many: stream them.
+  constexpr int kStream = 0;
+  constexpr int kWhole = 1;
   const int64_t heads = args.rows * args.value_heads;
-  int choice = 0;
-  for (int candidate : {4, 3, 2}) {
-    if (CanRun(args, candidate, device) &&
-        heads * kDecodeTilings[candidate].splits <= 2 * device.multiprocessors) {
+  int choice = CanRun(args, kStream, device) ? kStream : kWhole;
+  for (int candidate : {4, 3, 2, kWhole}) {
+    if (!CanRun(args, candidate, device)) continue;
+    const DecodeTiling& t = kDecodeTilings[candidate];
+    const int64_t at_once = (t.warps == 8 ? 2 : 4) * int64_t{device.multiprocessors};
+    if (heads * t.splits <= at_once) {
       choice = candidate;
       break;
     }
+    if (candidate == 3) break;  // Coarser ones do not help where this one is possible.
   }
   if (CanRun(args, choice, device)) *tiling = choice;
   return GDN_OK;
@@ -65,16 +128,11 @@ gdn_status FusedDecodeWith(const gdn_exec& exec, const gdn_fused_decode_args& ar
                 static_cast<long long>(args.key_heads));
   Device device;
   if (const gdn_status status = CurrentDevice(kOp, &device); status != GDN_OK) return status;
-  FusedParams params;
-  params.args = args;
-  params.channels = 2 * args.key_heads * args.key_dim + args.value_heads * args.value_dim;
-  params.scale = args.scale != 0.0f
-                     ? args.scale
-                     : static_cast<float>(1.0 / std::sqrt(static_cast<double>(args.key_dim)));
-  params.ratio = static_cast<int32_t>(args.value_heads / args.key_heads);
   const cudaStream_t stream = Stream(exec);
   cudaError_t error = cudaErrorInvalidValue;
   if (tiling < 0) {
+    const GenericDecodeParams params = {args, Channels(args), Scale(args),
+                                        static_cast<int32_t>(args.value_heads / args.key_heads)};
     switch (args.dtype) {
       case GDN_F32:
         error = LaunchDecodeGeneric<float>(params, stream);
@@ -90,8 +148,9 @@ gdn_status FusedDecodeWith(const gdn_exec& exec, const gdn_fused_decode_args& ar
     GDN_CHECK_ARG(tiling < kNumDecodeTilings && Suits128(args) && CanRun(args, tiling, device),
                   GDN_UNSUPPORTED_SHAPE, "%s: tiling %d does not cover these arguments", kOp,
                   tiling);
-    error = args.dtype == GDN_BF16 ? LaunchDecode128<Bf16>(params, tiling, stream)
-                                   : LaunchDecode128<F16>(params, tiling, stream);
+    const DecodeParams params = Pack(args);
+    const auto launch = args.dtype == GDN_BF16 ? LaunchDecode128<Bf16> : LaunchDecode128<F16>;
+    error = launch(params, args.state_dtype, tiling, stream);
   }
   if (error != cudaSuccess) (void)cudaGetLastError();
   if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;

@@ -22,7 +22,7 @@ static_assert(kWarps >= kMaxDecodeTokens, "warp t prepares and normalises token 
 
 // One channel over all tokens: out[t * out_stride] gets the rounded outputs.
 template <typename X>
-__device__ inline void ConvolveChannel(const FusedParams& p, const X* x, int64_t channel,
+__device__ inline void ConvolveChannel(const GenericDecodeParams& p, const X* x, int64_t channel,
                                        int64_t read, int64_t write, bool fresh, float* out,
                                        int64_t out_stride) {
   const gdn_fused_decode_args& a = p.args;
@@ -56,10 +56,10 @@ __device__ inline void ConvolveChannel(const FusedParams& p, const X* x, int64_t
 }
 
 template <typename X, typename S>
-__global__ void __launch_bounds__(kThreads) Kernel(const __grid_constant__ FusedParams p) {
+__global__ void __launch_bounds__(kThreads) Kernel(const __grid_constant__ GenericDecodeParams p) {
   extern __shared__ float shared[];
   const gdn_fused_decode_args& a = p.args;
-  const int64_t row = GridRow();
+  const int64_t row = blockIdx.y + blockIdx.z * kMaxGridY;
   if (row >= a.rows) return;
   const int K = static_cast<int>(a.key_dim);
   const int V = static_cast<int>(a.value_dim);
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kThreads) Kernel(const __grid_constant__ Fused
 }
 
 template <typename X, typename S>
-cudaError_t Launch(const FusedParams& params, cudaStream_t stream) {
+cudaError_t Launch(const GenericDecodeParams& params, cudaStream_t stream) {
   const gdn_fused_decode_args& a = params.args;
   const dim3 grid(static_cast<unsigned>(a.key_heads),
                   static_cast<unsigned>(a.rows < kMaxGridY ? a.rows : kMaxGridY),
@@ -199,7 +199,7 @@ cudaError_t Launch(const FusedParams& params, cudaStream_t stream) {
 }  // namespace decode_generic
 
 template <typename X>
-cudaError_t LaunchDecodeGeneric(const FusedParams& params, cudaStream_t stream) {
+cudaError_t LaunchDecodeGeneric(const GenericDecodeParams& params, cudaStream_t stream) {
   return params.args.state_dtype == GDN_F32 ? decode_generic::Launch<X, float>(params, stream)
                                             : decode_generic::Launch<X, Bf16>(params, stream);
 }

@@ -115,12 +115,13 @@ TEST_F(FusedDecodeSlots, MoreRowsThanAGridDimension) {
 TEST_F(FusedDecodeSlots, MisalignedStrides) {
   FusedShape s;
   s.rows = 5;
-  for (int damage = 0; damage < 4; ++damage) {
+  for (int damage = 0; damage < 5; ++damage) {
     SCOPED_TRACE(damage);
     FusedShape odd = s;
     if (damage == 0) odd.state_pad = 1;
     if (damage == 1) odd.conv_pad = 1;
     if (damage == 2) odd.x_pad = 1;
+    if (damage == 4) odd.y_pad = 1;
     FusedCall before(odd);
     FusedCall host = before;
     DeviceCall device(host);

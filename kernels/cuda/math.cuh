@@ -27,7 +27,7 @@ __device__ inline float LogDecay(float a, float dt_bias, float a_log) {
 }
 
 __device__ inline float WriteStrength(float b, float beta_scale) {
-  return beta_scale * (1.0f / (1.0f + expf(-b)));
+  return beta_scale * __fdividef(1.0f, 1.0f + expf(-b));
 }
 
 // Sum over the lanes of a warp whose indices differ in the bits of kMask; every lane gets it.
