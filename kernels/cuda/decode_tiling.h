@@ -17,8 +17,8 @@ struct DecodeTiling {
 };
 
 // The tilings that are compiled; all give the same bits.
-constexpr DecodeTiling kDecodeTilings[] = {{8, 2, 0}, {8, 2, 1}, {8, 1, 2}, {4, 1, 4}, {2, 1, 8}};
-constexpr int kNumDecodeTilings = 5;
+constexpr DecodeTiling kDecodeTilings[] = {{8, 2, 0}, {8, 2, 1}, {8, 1, 2}, {4, 1, 4}};
+constexpr int kNumDecodeTilings = 4;
 
 // Whether a tiling covers a ratio HV/H and a number of tokens, on a device that can run it: a
 // cluster of blocks works on a key head, eight at most; the streaming kernel takes one token.

@@ -98,23 +98,25 @@ gdn_status ChooseDecodeTiling(const gdn_fused_decode_args& args, int* tiling) {
   if (!HasWork(args) || !Suits128(args)) return GDN_OK;
   Device device;
   if (const gdn_status status = CurrentDevice(kOp, &device); status != GDN_OK) return status;
-  // Few heads: divide each as finely as the ratio allows, for latency, or keep them whole, as long
-  // as all blocks run at once. Many: stream them.
+  // Few heads: divide each for latency, or keep them whole, as long as all blocks run at once (four
+  // of the small ones on a multiprocessor, two of the others). Many: stream them.
   constexpr int kStream = 0;
   constexpr int kWhole = 1;
+  constexpr int kHalves = 2;
+  constexpr int kQuarters = 3;
   const int64_t heads = args.rows * args.value_heads;
-  int choice = CanRun(args, kStream, device) ? kStream : kWhole;
-  for (int candidate : {4, 3, 2, kWhole}) {
-    if (!CanRun(args, candidate, device)) continue;
-    const DecodeTiling& t = kDecodeTilings[candidate];
-    const int64_t at_once = (t.warps == 8 ? 2 : 4) * int64_t{device.multiprocessors};
-    if (heads * t.splits <= at_once) {
-      choice = candidate;
-      break;
-    }
-    if (candidate == 3) break;  // Coarser ones do not help where this one is possible.
+  const int64_t multiprocessors = device.multiprocessors;
+  if (CanRun(args, kQuarters, device) && heads <= multiprocessors) {
+    *tiling = kQuarters;
+  } else if (CanRun(args, kHalves, device) && heads <= multiprocessors && args.early_start == 0) {
+    *tiling = kHalves;  // With an early start its larger clusters cost more than they gain.
+  } else if (CanRun(args, kWhole, device) && heads <= 2 * multiprocessors) {
+    *tiling = kWhole;
+  } else if (CanRun(args, kStream, device)) {
+    *tiling = kStream;
+  } else if (CanRun(args, kWhole, device)) {
+    *tiling = kWhole;
   }
-  if (CanRun(args, choice, device)) *tiling = choice;
   return GDN_OK;
 }
 

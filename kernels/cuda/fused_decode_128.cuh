@@ -19,8 +19,6 @@ cudaError_t Launch(const DecodeParams& params, int tiling, cudaStream_t stream) 
       return LaunchSplit<X, S, 8, 1, 2>(params, stream);
     case 3:
       return LaunchSplit<X, S, 4, 1, 5>(params, stream);
-    case 4:
-      return LaunchSplit<X, S, 2, 1, 8>(params, stream);
     default:
       return cudaErrorInvalidValue;
   }
