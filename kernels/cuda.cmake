@@ -1,5 +1,12 @@
-# Sources, tests and benchmarks of the CUDA back end; included by CMakeLists.txt where GDN_CUDA is
-# ON, once the target gdn_kernels exists.
+# The fused decode step, and the sources, tests and benchmarks of the CUDA back end; included by
+# CMakeLists.txt once the target gdn_kernels exists.
+
+target_sources(gdn_kernels PRIVATE capi/fused_decode.cc ref/fused_decode.cc)
+gdn_test(kernels_fused_test SRCS fused_decode_test.cc DEPS gdn_kernels)
+
+if(NOT GDN_CUDA)
+  return()
+endif()
 
 target_sources(gdn_kernels PRIVATE
   cuda/causal_conv.cu cuda/delta_rule.cu cuda/device.cc cuda/fused_decode.cu

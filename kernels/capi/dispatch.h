@@ -2,6 +2,8 @@
 #ifndef KERNELS_CAPI_DISPATCH_H_
 #define KERNELS_CAPI_DISPATCH_H_
 
+#include <cstring>
+
 #include "gdn/kernels/types.h"
 #include "kernels/common/check.h"
 #include "kernels/common/validate.h"
@@ -10,9 +12,12 @@ namespace gdn::kernels {
 
 // CheckExec for ops that CUDA has too, where this build holds it.
 inline gdn_status CheckAnyExec(const char* op, const gdn_exec* exec, const void* args) {
-  if (exec == nullptr || args == nullptr || exec->backend != GDN_BACKEND_CUDA) {
-    return CheckExec(op, exec, args);
-  }
+  if (exec == nullptr || args == nullptr) return CheckExec(op, exec, args);
+  // A C caller may store any integer; C++ may not load it as the enum.
+  int backend = 0;
+  static_assert(sizeof(backend) == sizeof(exec->backend));
+  std::memcpy(&backend, &exec->backend, sizeof(backend));
+  if (backend != GDN_BACKEND_CUDA) return CheckExec(op, exec, args);
 #ifdef GDN_HAS_CUDA
   return GDN_OK;
 #else

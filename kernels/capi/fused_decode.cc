@@ -74,9 +74,9 @@ gdn_status Check(const gdn_fused_decode_args& args) {
                 kOp, static_cast<double>(args.scale));
   GDN_CHECK_ARG(std::isfinite(args.beta_scale), GDN_INVALID_ARGUMENT,
                 "%s: beta_scale must be finite, got %g", kOp, static_cast<double>(args.beta_scale));
-  GDN_CHECK_ARG(args.activation == GDN_GATE_SILU || args.activation == GDN_GATE_SIGMOID,
-                GDN_INVALID_ARGUMENT, "%s: activation must be SILU (0) or SIGMOID (1), got %d", kOp,
-                static_cast<int>(args.activation));
+  const int activation = EnumValue(args.activation);
+  GDN_CHECK_ARG(activation == GDN_GATE_SILU || activation == GDN_GATE_SIGMOID, GDN_INVALID_ARGUMENT,
+                "%s: activation must be SILU (0) or SIGMOID (1), got %d", kOp, activation);
   if (args.rows == 0) return GDN_OK;
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "x", args.x));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "conv_weight", args.conv_weight));
