@@ -16,9 +16,10 @@
 //   read can still be under way when they change. The barrier orders nothing else, hence its
 //   relaxed form. The v columns are read and written by one warp, which writes after the shuffles
 //   that depend on its reads;
-// - the sums of o^2 meet: each warp sends its partial sum to all blocks of its head, where a barrier
-//   in shared memory counts the bytes that have come. A first cluster barrier guarantees that these
-//   blocks run and have set theirs up; none leaves before all its sums have come, so none comes late.
+// - the sums of o^2 meet: each warp sends its partial sum to all blocks of its head, where a
+//   barrier in shared memory counts the bytes that have come. A first cluster barrier guarantees
+//   that these blocks run and have set theirs up; none leaves before all its sums have come, so
+//   none comes late.
 // No other block touches these slots (fused_decode.h), so there is no other race.
 //
 // Bits: the division into warps is the same for every tiling; only which block a warp belongs to
