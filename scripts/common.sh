@@ -13,9 +13,9 @@ build_packages=(
   g++ cmake ninja-build ccache pkg-config
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev
   prometheus-cpp-dev nlohmann-json3-dev libcli11-dev libspdlog-dev libxxhash-dev
-  libhwy-dev libdnnl-dev
+  libhwy-dev libdnnl-dev ocl-icd-opencl-dev  # oneDNN's CMake package looks for OpenCL
 )
-test_packages=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-grpcio python3-protobuf python3-numpy)
+test_packages=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-grpcio python3-protobuf)
 
 # install_packages NAME...: installs what is missing, as root or through sudo.
 install_packages() {

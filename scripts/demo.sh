@@ -7,6 +7,8 @@ set -euo pipefail
 prompt=${1:-"And God said unto Moses, "}
 model="$repo/deploy/models/demo-gdn-7m"
 
+[ -f "$model/model.safetensors" ] ||
+  die "$model/model.safetensors is missing: restore it with 'git checkout -- deploy/models'"
 install_packages "${build_packages[@]}"
 choose_cuda
 configure_and_build gdn_server gdnctl
@@ -38,7 +40,8 @@ done
 
 say "prompt: $prompt"
 "$build/client/cpp/gdnctl" --server "127.0.0.1:$(cat "$work/port")" generate --stats \
-  --max-new-tokens 400 "$prompt"
+  --connect-timeout 30 --max-new-tokens 400 -- "$prompt" ||
+  die "gdnctl failed; the server said: $(cat "$work/server.log")"
 
 say "stopping the server"
 kill -TERM "$server_pid"

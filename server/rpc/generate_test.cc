@@ -207,12 +207,16 @@ TEST_F(GenerateTest, TheDeadlineReachesTheEngineAndEndsTheCall) {
   ASSERT_NE(call, nullptr);
   ASSERT_TRUE(call->options().deadline_ns.has_value());
   EXPECT_GT(*call->options().deadline_ns, before_ns);
-  EXPECT_LT(*call->options().deadline_ns, clock_.NowNs() + 300'000'000);
+  EXPECT_LT(*call->options().deadline_ns, clock_.NowNs() + 400'000'000);
   EXPECT_TRUE(call->WaitForRelease());
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
-  EXPECT_EQ(observer_.WaitForTotal(1),
-            (std::map<std::pair<Rpc, int>, int>{
-                {{Rpc::kGenerate, grpc::StatusCode::DEADLINE_EXCEEDED}, 1}}));
+  // The client's own deadline cancels the call too; whichever reaches the server first counts.
+  const std::map<std::pair<Rpc, int>, int> seen = observer_.WaitForTotal(1);
+  ASSERT_EQ(seen.size(), 1u);
+  EXPECT_EQ(seen.begin()->first.first, Rpc::kGenerate);
+  const int code = seen.begin()->first.second;
+  EXPECT_TRUE(code == grpc::StatusCode::DEADLINE_EXCEEDED || code == grpc::StatusCode::CANCELLED)
+      << code;
 }
 
 TEST_F(GenerateTest, NoDeadlineIsNoDeadline) {

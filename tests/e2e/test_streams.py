@@ -89,12 +89,6 @@ class StreamsTest(TestCase):
         eventually(lambda: self.server.metrics().total("gdn_cancellations_total") == before + 5,
                    "the cancellations are counted")
 
-    def test_deadline_that_has_passed(self):
-        session = self.client.create()
-        with self.refused(grpc.StatusCode.DEADLINE_EXCEEDED):
-            self.client.inference.Step(step_request(sequence(session, b"x")), timeout=0)
-        self.assertEqual(self.client.get(session).position, 0)
-
     def test_generate_cancelled_before_its_first_token(self):
         session = self.client.create()
         call = self.client.generate(LONG, session_id=session)

@@ -95,7 +95,12 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& targe
     const bool answered = channel->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
     if (last_error.ok() || (answered && !timed_out)) last_error = model.status();
     if (steady_clock::now() + delay >= deadline) break;
-    std::this_thread::sleep_for(delay);
+    // Polls the channel while it waits: asleep, nobody would notice the server coming up.
+    if (answered) {
+      std::this_thread::sleep_for(delay);
+    } else {
+      channel->WaitForConnected(std::chrono::system_clock::now() + delay);
+    }
   }
   return absl::UnavailableError(absl::StrCat("no answer from ", target, " within ",
                                              options.connect_timeout.count(),
