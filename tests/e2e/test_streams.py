@@ -81,7 +81,8 @@ class StreamsTest(TestCase):
             self.client.inference.Prefill(
                 inference_pb2.PrefillRequest(sequences=[sequence(session, LONG)]), timeout=0.05)
         self.assert_idle(session)
-        self.assertEqual(self.client.get(session).position, 0, "it was still waiting")
+        # It was still waiting, or a chunk of it was in the step that ran as the time was up.
+        self.assert_applied_exactly_once(session)
         eventually(lambda: self.server.metrics().total("gdn_cancellations_total") == before + 1,
                    "the deadline is counted")
         for _, call in others:
