@@ -81,14 +81,14 @@ class StreamsTest(TestCase):
             self.client.inference.Prefill(
                 inference_pb2.PrefillRequest(sequences=[sequence(session, LONG)]), timeout=0.05)
         self.assert_idle(session)
-        # It was still waiting, or a chunk of it was in the step that ran as the time was up.
-        self.assert_applied_exactly_once(session)
         eventually(lambda: self.server.metrics().total("gdn_cancellations_total") == before + 1,
                    "the deadline is counted")
         for _, call in others:
             call.cancel()
         eventually(lambda: self.server.metrics().total("gdn_cancellations_total") == before + 5,
                    "the cancellations are counted")
+        # It was still waiting, or a chunk of it was in the step that ran as the time was up.
+        self.assert_applied_exactly_once(session)
 
     def test_generate_cancelled_before_its_first_token(self):
         session = self.client.create()
