@@ -12,9 +12,9 @@ namespace gdn::kernels {
 }  // namespace gdn::kernels
 
 // Returns `status` from the enclosing function, with the message, unless `condition` holds.
-#define GDN_CHECK_ARG(condition, status, ...)                              \
-  do {                                                                     \
-    if (!(condition)) return ::gdn::kernels::Fail((status), __VA_ARGS__);  \
+#define GDN_CHECK_ARG(condition, status, ...)                             \
+  do {                                                                    \
+    if (!(condition)) return ::gdn::kernels::Fail((status), __VA_ARGS__); \
   } while (false)
 
 #endif  // KERNELS_COMMON_CHECK_H_

@@ -56,9 +56,12 @@ inline constexpr bool IsDtype(gdn_dtype dtype) {
 // Element `index` of a buffer of the given type, widened.
 inline float Load(const void* data, gdn_dtype dtype, int64_t index) {
   switch (dtype) {
-    case GDN_F32: return static_cast<const float*>(data)[index];
-    case GDN_BF16: return Bf16ToF32(static_cast<const uint16_t*>(data)[index]);
-    case GDN_F16: return F16ToF32(static_cast<const uint16_t*>(data)[index]);
+    case GDN_F32:
+      return static_cast<const float*>(data)[index];
+    case GDN_BF16:
+      return Bf16ToF32(static_cast<const uint16_t*>(data)[index]);
+    case GDN_F16:
+      return F16ToF32(static_cast<const uint16_t*>(data)[index]);
   }
   return 0.0f;
 }
@@ -66,9 +69,15 @@ inline float Load(const void* data, gdn_dtype dtype, int64_t index) {
 // Stores `value` as element `index`, rounded once.
 inline void Store(void* data, gdn_dtype dtype, int64_t index, float value) {
   switch (dtype) {
-    case GDN_F32: static_cast<float*>(data)[index] = value; return;
-    case GDN_BF16: static_cast<uint16_t*>(data)[index] = F32ToBf16(value); return;
-    case GDN_F16: static_cast<uint16_t*>(data)[index] = F32ToF16(value); return;
+    case GDN_F32:
+      static_cast<float*>(data)[index] = value;
+      return;
+    case GDN_BF16:
+      static_cast<uint16_t*>(data)[index] = F32ToBf16(value);
+      return;
+    case GDN_F16:
+      static_cast<uint16_t*>(data)[index] = F32ToF16(value);
+      return;
   }
 }
 

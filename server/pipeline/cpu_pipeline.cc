@@ -62,15 +62,27 @@ class CpuPipeline final : public Pipeline {
     stack_.Reserve(tokens);
   }
 
-  absl::Status Run(std::span<const SequenceInput> inputs,
-                   std::vector<SequenceOutput>* outputs) override {
+  // The work is done here; Wait only hands it out.
+  absl::Status Launch(std::span<const SequenceInput> inputs) override {
+    if (in_flight_) {
+      return absl::FailedPreconditionError("one batch at a time: wait for the one in flight first");
+    }
     try {
-      return RunOps(inputs, outputs);
+      GDN_RETURN_IF_ERROR(RunOps(inputs, &outputs_));
     } catch (const std::bad_alloc&) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "out of memory for a batch of ", inputs.size(),
           " sequences; use a smaller prefill token budget, or ask for fewer logits at once"));
     }
+    in_flight_ = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status Wait(std::vector<SequenceOutput>* outputs) override {
+    if (!in_flight_) return absl::FailedPreconditionError("no batch is in flight");
+    in_flight_ = false;
+    outputs->swap(outputs_);
+    return absl::OkStatus();
   }
 
   absl::Status CopySlot(int64_t from, int64_t to) override {
@@ -199,6 +211,8 @@ class CpuPipeline final : public Pipeline {
   LayerStack stack_;
   Sampler sampler_;
 
+  bool in_flight_ = false;
+  std::vector<SequenceOutput> outputs_;  // Of the batch in flight.
   BatchPlan plan_;
   std::vector<int32_t> ids_;
   AlignedBuffer<float> x_;        // [T, hidden], the residual stream

@@ -1,7 +1,7 @@
 // File: pipeline.h
 //
-// The layer stack as the engine sees it: a pool of state slots, and Run(), which advances a ragged
-// batch of sequences by their inputs. Confined to one thread (the engine's).
+// The layer stack as the engine sees it: a pool of state slots, and batches that advance a
+// ragged set of sequences by their inputs. Confined to one thread (the engine's).
 #ifndef SERVER_PIPELINE_PIPELINE_H_
 #define SERVER_PIPELINE_PIPELINE_H_
 
@@ -27,6 +27,8 @@ struct PipelineInfo {
   bool has_embedding = false;
   bool has_head = false;
   std::vector<int32_t> eos_token_ids;
+  // Batches that may be launched before the oldest of them is awaited.
+  int32_t max_in_flight = 1;
 };
 
 // How to choose the token after a sequence's last position; see gdn/kernels/sampling.h.
@@ -48,7 +50,10 @@ struct SequenceInput {
   int64_t write_slot = -1;          // Distinct within a batch, and nobody else's read slot.
   bool fresh = false;               // Start from the zero state; read_slot is ignored.
   std::span<const int32_t> tokens;  // [T], in [0, vocab_size); or
-  std::span<const float> hidden;    // [T, hidden_size]
+  std::span<const float> hidden;    // [T, hidden_size]; or
+  // the one token that the batch launched just before this one chooses for its sequence of this
+  // index, which has `sample`: it need not have come back yet. Only with max_in_flight > 1.
+  int64_t chained = -1;
   Positions want_logits = Positions::kNone;
   Positions want_hidden = Positions::kNone;
   const SampleSpec* sample = nullptr;  // Choose a token after the last input (T >= 1).
@@ -59,7 +64,7 @@ struct TokenLogprob {
   float logprob = 0.0f;
 };
 
-// Spans point into the pipeline's buffers and are valid until the next Run.
+// Spans point into the pipeline's buffers and are valid until the next Launch.
 struct SequenceOutput {
   bool finite = true;             // False: NaN or infinity in the state or outputs; treat as lost.
   std::span<const float> logits;  // [n, vocab_size]
@@ -76,7 +81,7 @@ struct SlotState {
 
 enum class Phase { kPrefill, kDecode, kMixed };
 
-// Called on the engine thread for each op of a Run, with the op's wall time.
+// Called on the engine thread for each op of a batch, with its time on the device.
 class KernelTimer {
  public:
   virtual ~KernelTimer() = default;
@@ -93,16 +98,29 @@ class Pipeline {
   virtual std::span<const std::string_view> OpNames() const = 0;
   virtual void set_kernel_timer(KernelTimer* timer) = 0;
 
-  // Runs the batch; `outputs` is resized to inputs.size(). A sequence of T == 0 is allowed and
-  // leaves its state as it is. Sequences do not influence each other. An error status means that
-  // nothing can be said about the states of the batch's write slots.
-  virtual absl::Status Run(std::span<const SequenceInput> inputs,
-                           std::vector<SequenceOutput>* outputs) = 0;
+  // Hands a batch over. A sequence of T == 0 is allowed and leaves its state as it is. Sequences do
+  // not influence each other. The inputs' spans must stay valid until the batch's Wait; batches run
+  // in the order of their launches. An error, here or from Wait, means that nothing can be said
+  // about the states of the batch's write slots; after one from here the batch is not in flight.
+  // FAILED_PRECONDITION: max_in_flight batches are in flight.
+  virtual absl::Status Launch(std::span<const SequenceInput> inputs) = 0;
 
-  // Copies the whole state of a slot, bit by bit.
+  // Ends the oldest batch in flight; `outputs` gets one entry per input. FAILED_PRECONDITION: none
+  // is in flight.
+  virtual absl::Status Wait(std::vector<SequenceOutput>* outputs) = 0;
+
+  // Both in one, with nothing in flight.
+  absl::Status Run(std::span<const SequenceInput> inputs, std::vector<SequenceOutput>* outputs) {
+    outputs->clear();
+    absl::Status status = Launch(inputs);
+    if (status.ok()) status = Wait(outputs);
+    return status;
+  }
+
+  // Copies the whole state of a slot, bit by bit, as the batches launched so far leave it.
   virtual absl::Status CopySlot(int64_t from, int64_t to) = 0;
 
-  // Reads a slot back. UNIMPLEMENTED where a pipeline keeps no such state.
+  // Reads a slot back, with nothing in flight. UNIMPLEMENTED where a pipeline keeps no such state.
   virtual absl::StatusOr<SlotState> ReadSlot(int64_t /*slot*/) {
     return absl::UnimplementedError("this pipeline keeps no readable state");
   }

@@ -125,9 +125,23 @@ void FakePipeline::CheckInputs(std::span<const SequenceInput> inputs) {
   }
 }
 
-absl::Status FakePipeline::Run(std::span<const SequenceInput> inputs,
-                               std::vector<SequenceOutput>* outputs) {
-  if (users_.fetch_add(1) != 0) Violation("Run while the pipeline is in use");
+absl::Status FakePipeline::Launch(std::span<const SequenceInput> inputs) {
+  if (in_flight_) Violation("Launch with a batch in flight");
+  absl::Status status = Advance(inputs, &outputs_);
+  in_flight_ = status.ok();
+  return status;
+}
+
+absl::Status FakePipeline::Wait(std::vector<SequenceOutput>* outputs) {
+  if (!in_flight_) Violation("Wait with nothing in flight");
+  in_flight_ = false;
+  outputs->swap(outputs_);
+  return absl::OkStatus();
+}
+
+absl::Status FakePipeline::Advance(std::span<const SequenceInput> inputs,
+                                   std::vector<SequenceOutput>* outputs) {
+  if (users_.fetch_add(1) != 0) Violation("Launch while the pipeline is in use");
   if (inputs.empty()) Violation("an empty batch");
   CheckInputs(inputs);
   if (on_run_) {

@@ -41,8 +41,9 @@ class FakePipeline final : public pipeline::Pipeline {
   const pipeline::PipelineInfo& info() const override { return info_; }
   std::span<const std::string_view> OpNames() const override { return {}; }
   void set_kernel_timer(pipeline::KernelTimer*) override {}
-  absl::Status Run(std::span<const pipeline::SequenceInput> inputs,
-                   std::vector<pipeline::SequenceOutput>* outputs) override;
+  // The work is done in Launch.
+  absl::Status Launch(std::span<const pipeline::SequenceInput> inputs) override;
+  absl::Status Wait(std::vector<pipeline::SequenceOutput>* outputs) override;
   absl::Status CopySlot(int64_t from, int64_t to) override;
 
   // Called at the start of each Run, without a lock: may block, move a clock, or give an error.
@@ -67,6 +68,8 @@ class FakePipeline final : public pipeline::Pipeline {
 
   void Violation(const std::string& what);
   void CheckInputs(std::span<const pipeline::SequenceInput> inputs);
+  absl::Status Advance(std::span<const pipeline::SequenceInput> inputs,
+                       std::vector<pipeline::SequenceOutput>* outputs);
 
   const pipeline::PipelineInfo info_;
   std::vector<Slot> slots_;
@@ -76,6 +79,8 @@ class FakePipeline final : public pipeline::Pipeline {
   std::optional<int32_t> sampled_token_;
   bool record_runs_ = true;
   std::vector<std::vector<FakeRunItem>> runs_;
+  bool in_flight_ = false;
+  std::vector<pipeline::SequenceOutput> outputs_;
   std::vector<std::vector<float>> buffers_;
   std::vector<std::vector<pipeline::TokenLogprob>> tops_;
   std::atomic<int> users_{0};

@@ -17,10 +17,10 @@
  *  Index < 0 is a padding row: no state is touched, its output rows are zeros. Write slots must be
  *  distinct, and none may be the read slot of another row; the op does not check this.
  *
- *  Step: one token a row. Prefill: packed sequences through cu_seqlens; any split of a sequence into
- *  calls gives the same result up to FP32 rounding, since every exponent is formed as a difference
- *  under the causal mask and is <= 0. A zero-length sequence leaves an equal read and write slot
- *  bit-identical, and copies the state (or zeros, if fresh) where they differ.
+ *  Step: one token a row. Prefill: packed sequences through cu_seqlens; any split of a sequence
+ *  into calls gives the same result up to FP32 rounding, since every exponent is formed as a
+ *  difference under the causal mask and is <= 0. A zero-length sequence leaves an equal read and
+ *  write slot bit-identical, and copies the state (or zeros, if fresh) where they differ.
  *
  *  Source: Yang et al., Gated Delta Networks, arXiv 2412.06464; transformers, modeling_qwen3_5.py.
  */
@@ -34,17 +34,17 @@ extern "C" {
 #endif
 
 typedef struct gdn_delta_rule_args {
-  int64_t sequences;          /*!< N >= 0: rows of a step, sequences of a prefill. */
-  const int32_t* cu_seqlens;  /*!< [in] [N+1] for prefill; ignored (may be NULL) by the step. */
-  int64_t key_heads;          /*!< H >= 1. */
-  int64_t value_heads;        /*!< HV, a multiple of H, HV/H in 1..8. */
-  int64_t key_dim;            /*!< K in 1..256; multiples of 8 are vectorised. */
-  int64_t value_dim;          /*!< V in 1..512. */
-  const void* q;              /*!< [in] [T, H, K], heads and elements dense. */
-  const void* k;              /*!< [in] [T, H, K]. */
-  const void* v;              /*!< [in] [T, HV, V]. */
+  int64_t sequences;         /*!< N >= 0: rows of a step, sequences of a prefill. */
+  const int32_t* cu_seqlens; /*!< [in] [N+1] for prefill; ignored (may be NULL) by the step. */
+  int64_t key_heads;         /*!< H >= 1. */
+  int64_t value_heads;       /*!< HV, a multiple of H, HV/H in 1..8. */
+  int64_t key_dim;           /*!< K in 1..256; multiples of 8 are vectorised. */
+  int64_t value_dim;         /*!< V in 1..512. */
+  const void* q;             /*!< [in] [T, H, K], heads and elements dense. */
+  const void* k;             /*!< [in] [T, H, K]. */
+  const void* v;             /*!< [in] [T, HV, V]. */
   gdn_dtype qkv_dtype;
-  int64_t q_token_stride;     /*!< Elements between tokens; q, k, v may be columns of one buffer. */
+  int64_t q_token_stride; /*!< Elements between tokens; q, k, v may be columns of one buffer. */
   int64_t k_token_stride;
   int64_t v_token_stride;
   const float* g;             /*!< [in] [T, HV] dense, log decay, <= 0. */
@@ -56,8 +56,8 @@ typedef struct gdn_delta_rule_args {
   int64_t state_slot_stride;  /*!< Elements between slots. */
   const int64_t* read_index;  /*!< [in] [N]. */
   const int64_t* write_index; /*!< [in] [N]. */
-  const uint8_t* fresh;       /*!< [in] [N] non-zero: zero initial state, read slot ignored; or NULL. */
-  void* o;                    /*!< [out] [T, HV, V], heads and elements dense. */
+  const uint8_t* fresh; /*!< [in] [N] non-zero: zero initial state, read slot ignored; or NULL. */
+  void* o;              /*!< [out] [T, HV, V], heads and elements dense. */
   gdn_dtype o_dtype;
   int64_t o_token_stride;
 } gdn_delta_rule_args;

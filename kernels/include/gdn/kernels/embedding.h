@@ -13,13 +13,13 @@ extern "C" {
 #endif
 
 typedef struct gdn_embedding_args {
-  int64_t rows;         /*!< Number of ids, >= 0. */
-  int64_t vocab;        /*!< Rows of the table, >= 1. */
-  int64_t dim;          /*!< >= 1. */
-  const int32_t* ids;   /*!< [in] [rows]. */
-  const void* table;    /*!< [in] [vocab, dim] dense. */
+  int64_t rows;       /*!< Number of ids, >= 0. */
+  int64_t vocab;      /*!< Rows of the table, >= 1. */
+  int64_t dim;        /*!< >= 1. */
+  const int32_t* ids; /*!< [in] [rows]. */
+  const void* table;  /*!< [in] [vocab, dim] dense. */
   gdn_dtype table_dtype;
-  void* y;              /*!< [out] [rows, dim], last dimension dense. */
+  void* y; /*!< [out] [rows, dim], last dimension dense. */
   gdn_dtype y_dtype;
   int64_t y_row_stride;
 } gdn_embedding_args;
@@ -28,7 +28,11 @@ gdn_status gdn_embedding(const gdn_exec* exec, const gdn_embedding_args* args);
 
 #ifdef __cplusplus
 } /* extern "C" */
-namespace gdn::ref { gdn_status Embedding(const gdn_exec&, const gdn_embedding_args&); }
-namespace gdn::cpu { gdn_status Embedding(const gdn_exec&, const gdn_embedding_args&); }
+namespace gdn::ref {
+gdn_status Embedding(const gdn_exec&, const gdn_embedding_args&);
+}
+namespace gdn::cpu {
+gdn_status Embedding(const gdn_exec&, const gdn_embedding_args&);
+}
 #endif
 #endif /* GDN_KERNELS_EMBEDDING_H_ */

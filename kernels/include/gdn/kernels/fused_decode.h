@@ -35,37 +35,37 @@ extern "C" {
 #endif
 
 typedef struct gdn_fused_decode_args {
-  int64_t rows;               /*!< B >= 0. */
-  int64_t tokens;             /*!< T in 1..8, tokens per row. */
-  int64_t key_heads;          /*!< H >= 1. */
-  int64_t value_heads;        /*!< HV, a multiple of H, HV/H in 1..8. */
-  int64_t key_dim;            /*!< K in 1..256. */
-  int64_t value_dim;          /*!< V in 1..512. */
-  int64_t conv_width;         /*!< W in 2..8. */
+  int64_t rows;        /*!< B >= 0. */
+  int64_t tokens;      /*!< T in 1..8, tokens per row. */
+  int64_t key_heads;   /*!< H >= 1. */
+  int64_t value_heads; /*!< HV, a multiple of H, HV/H in 1..8. */
+  int64_t key_dim;     /*!< K in 1..256. */
+  int64_t value_dim;   /*!< V in 1..512. */
+  int64_t conv_width;  /*!< W in 2..8. */
 
-  const void* x;              /*!< [in] The layer's projections, line i*T + t: token t of row i. */
-  gdn_dtype dtype;            /*!< Type of x, conv_state and y. */
-  int64_t x_token_stride;     /*!< Elements between lines. */
-  int64_t q_offset;           /*!< Column of q, [H, K] dense; all offsets in elements, >= 0. */
-  int64_t k_offset;           /*!< Column of k, [H, K]. */
-  int64_t v_offset;           /*!< Column of v, [HV, V]. */
-  int64_t z_offset;           /*!< Column of the output gate z, [HV, V]. */
-  int64_t b_offset;           /*!< Column of b (write strength), [HV]. */
-  int64_t a_offset;           /*!< Column of a (decay), [HV]. */
+  const void* x;          /*!< [in] The layer's projections, line i*T + t: token t of row i. */
+  gdn_dtype dtype;        /*!< Type of x, conv_state and y. */
+  int64_t x_token_stride; /*!< Elements between lines. */
+  int64_t q_offset;       /*!< Column of q, [H, K] dense; all offsets in elements, >= 0. */
+  int64_t k_offset;       /*!< Column of k, [H, K]. */
+  int64_t v_offset;       /*!< Column of v, [HV, V]. */
+  int64_t z_offset;       /*!< Column of the output gate z, [HV, V]. */
+  int64_t b_offset;       /*!< Column of b (write strength), [HV]. */
+  int64_t a_offset;       /*!< Column of a (decay), [HV]. */
 
-  const float* conv_weight;   /*!< [in] [C, W] dense, channels q|k|v, C = 2*H*K + HV*V. */
-  const float* a_log;         /*!< [in] [HV]. */
-  const float* dt_bias;       /*!< [in] [HV]. */
-  float beta_scale;           /*!< 1, or 2 where negative eigenvalues are allowed. */
-  float scale;                /*!< Applied to q after its norm; 0 means K^-1/2. */
-  int32_t use_qk_l2norm;      /*!< Non-zero: normalise q and k here. */
+  const float* conv_weight; /*!< [in] [C, W] dense, channels q|k|v, C = 2*H*K + HV*V. */
+  const float* a_log;       /*!< [in] [HV]. */
+  const float* dt_bias;     /*!< [in] [HV]. */
+  float beta_scale;         /*!< 1, or 2 where negative eigenvalues are allowed. */
+  float scale;              /*!< Applied to q after its norm; 0 means K^-1/2. */
+  int32_t use_qk_l2norm;    /*!< Non-zero: normalise q and k here. */
 
-  const float* norm_weight;   /*!< [in] [V], shared by all heads. */
-  int32_t zero_centered;      /*!< Non-zero: the multiplier is 1 + norm_weight. */
+  const float* norm_weight; /*!< [in] [V], shared by all heads. */
+  int32_t zero_centered;    /*!< Non-zero: the multiplier is 1 + norm_weight. */
   gdn_gate_activation activation;
-  int32_t round_o;            /*!< Non-zero: round o to `dtype` before the norm. */
-  int32_t round_before_gate;  /*!< Non-zero: round n to `dtype` before the gate product. */
-  float eps;                  /*!< >= 0, added to the mean inside the root. */
+  int32_t round_o;           /*!< Non-zero: round o to `dtype` before the norm. */
+  int32_t round_before_gate; /*!< Non-zero: round n to `dtype` before the gate product. */
+  float eps;                 /*!< >= 0, added to the mean inside the root. */
 
   void* state;                /*!< [in,out] [slot][HV][V][K], K contiguous. */
   gdn_dtype state_dtype;      /*!< GDN_F32 or GDN_BF16; FP32 in arithmetic. */
@@ -74,10 +74,10 @@ typedef struct gdn_fused_decode_args {
   int64_t conv_slot_stride;   /*!< Elements between slots, >= (W-1)*C. */
   const int64_t* read_index;  /*!< [in] [B] slot read, or < 0. */
   const int64_t* write_index; /*!< [in] [B] slot written, or < 0. */
-  const uint8_t* fresh;       /*!< [in] [B] non-zero: zero initial states, slot not read; or NULL. */
+  const uint8_t* fresh; /*!< [in] [B] non-zero: zero initial states, slot not read; or NULL. */
 
-  void* y;                    /*!< [out] [B*T, HV*V]; must not overlap x. */
-  int64_t y_token_stride;     /*!< >= HV*V. */
+  void* y;                /*!< [out] [B*T, HV*V]; must not overlap x. */
+  int64_t y_token_stride; /*!< >= HV*V. */
 
   /*! CUDA: non-zero starts the kernel while the one before it in the stream still runs
    *  (programmatic dependent launch) and loads states, indices and weights at once; x is read, and
@@ -91,7 +91,11 @@ gdn_status gdn_fused_decode(const gdn_exec* exec, const gdn_fused_decode_args* a
 
 #ifdef __cplusplus
 } /* extern "C" */
-namespace gdn::ref { gdn_status FusedDecode(const gdn_exec&, const gdn_fused_decode_args&); }
-namespace gdn::cuda { gdn_status FusedDecode(const gdn_exec&, const gdn_fused_decode_args&); }
+namespace gdn::ref {
+gdn_status FusedDecode(const gdn_exec&, const gdn_fused_decode_args&);
+}
+namespace gdn::cuda {
+gdn_status FusedDecode(const gdn_exec&, const gdn_fused_decode_args&);
+}
 #endif
 #endif /* GDN_KERNELS_FUSED_DECODE_H_ */

@@ -1,5 +1,6 @@
 /*! \file gdn_kernels.h
- *  \brief The C ABI of libgdn_kernels: every op of the library. See types.h for the common contract.
+ *  \brief The C ABI of libgdn_kernels: every op of the library. See types.h for the common
+ *  contract.
  */
 #ifndef GDN_KERNELS_GDN_KERNELS_H_
 #define GDN_KERNELS_GDN_KERNELS_H_

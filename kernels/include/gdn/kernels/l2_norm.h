@@ -3,9 +3,10 @@
  *
  *  y = scale * x * rsqrt(sum(x^2) + eps), accumulated in FP32 (REF: FP64).
  *
- *  eps is added to the sum, inside the root: an all-zero row gives exactly 0. GDN layers do not call
- *  this op, since the delta rule normalises q and k itself (use_qk_l2norm in delta_rule.h); callers
- *  whose kernel flag is false (GDN2) do. Source: flash-linear-attention, fla/modules/l2norm.py.
+ *  eps is added to the sum, inside the root: an all-zero row gives exactly 0. GDN layers do not
+ *  call this op, since the delta rule normalises q and k itself (use_qk_l2norm in delta_rule.h);
+ *  callers whose kernel flag is false (GDN2) do. Source: flash-linear-attention,
+ *  fla/modules/l2norm.py.
  */
 #ifndef GDN_KERNELS_L2_NORM_H_
 #define GDN_KERNELS_L2_NORM_H_
@@ -17,25 +18,31 @@ extern "C" {
 #endif
 
 typedef struct gdn_l2_norm_args {
-  int64_t rows;         /*!< Number of rows, >= 0. */
-  int64_t dim;          /*!< Length of a row, >= 1. */
-  const void* x;        /*!< [in] [rows, dim], row stride x_row_stride, last dimension dense. */
+  int64_t rows;  /*!< Number of rows, >= 0. */
+  int64_t dim;   /*!< Length of a row, >= 1. */
+  const void* x; /*!< [in] [rows, dim], row stride x_row_stride, last dimension dense. */
   gdn_dtype x_dtype;
   int64_t x_row_stride; /*!< Elements between rows, >= dim. */
   void* y;              /*!< [out] [rows, dim]; may be x itself. */
   gdn_dtype y_dtype;
   int64_t y_row_stride;
-  float* rstd;          /*!< [out] [rows] rsqrt(sum(x^2) + eps) for a backward pass, or NULL. */
-  float eps;            /*!< >= 0; the published models use 1e-6. */
-  float scale;          /*!< Applied after the normalisation; 1 for none. */
+  float* rstd; /*!< [out] [rows] rsqrt(sum(x^2) + eps) for a backward pass, or NULL. */
+  float eps;   /*!< >= 0; the published models use 1e-6. */
+  float scale; /*!< Applied after the normalisation; 1 for none. */
 } gdn_l2_norm_args;
 
 gdn_status gdn_l2_norm(const gdn_exec* exec, const gdn_l2_norm_args* args);
 
 #ifdef __cplusplus
 } /* extern "C" */
-namespace gdn::ref { gdn_status L2Norm(const gdn_exec&, const gdn_l2_norm_args&); }
-namespace gdn::cpu { gdn_status L2Norm(const gdn_exec&, const gdn_l2_norm_args&); }
-namespace gdn::cuda { gdn_status L2Norm(const gdn_exec&, const gdn_l2_norm_args&); }
+namespace gdn::ref {
+gdn_status L2Norm(const gdn_exec&, const gdn_l2_norm_args&);
+}
+namespace gdn::cpu {
+gdn_status L2Norm(const gdn_exec&, const gdn_l2_norm_args&);
+}
+namespace gdn::cuda {
+gdn_status L2Norm(const gdn_exec&, const gdn_l2_norm_args&);
+}
 #endif
 #endif /* GDN_KERNELS_L2_NORM_H_ */

@@ -3,7 +3,8 @@
  *
  *  y[m, n] = (accumulate ? y[m, n] : 0) + sum_k x[m, k] * w[n, k]
  *
- *  x and y are FP32; the weight is [N, K] as checkpoints store it, given as one or more row blocks
+ *  x and y are FP32 on host back ends; CUDA takes any element type for x, and FP32 or the type of x
+ *  for y. The weight is [N, K] as checkpoints store it, given as one or more row blocks
  *  that are packed behind each other (q|k|v|z|b|a, gate|up). FP32 accumulation.
  *
  *  Modes
@@ -33,7 +34,8 @@ typedef struct gdn_weight_rows {
   int64_t rows;
 } gdn_weight_rows;
 
-/*! \brief A packed weight, opaque. Immutable after creation; may be shared by threads for reading. */
+/*! \brief A packed weight, opaque. Immutable after creation; may be shared by threads for reading.
+ */
 typedef struct gdn_packed_weight gdn_packed_weight;
 
 /*! \brief Packs `num_blocks` row blocks of K columns. Copies: the sources may be freed afterwards.
@@ -48,17 +50,20 @@ gdn_status gdn_packed_weight_create(gdn_backend backend, gdn_matmul_math math, i
 void gdn_packed_weight_destroy(gdn_packed_weight* packed);
 /*! \brief Bytes the packed weight occupies. */
 size_t gdn_packed_weight_bytes(const gdn_packed_weight* packed);
-/*! \brief Static name of the algorithm in use: "ref", "highway-bf16", "highway-f32", "onednn-bf16". */
+/*! \brief Static name of the algorithm in use: "ref", "highway-bf16", "highway-f32", "onednn-bf16".
+ */
 const char* gdn_packed_weight_kind(const gdn_packed_weight* packed);
 
 typedef struct gdn_matmul_args {
-  int64_t rows;                    /*!< M >= 0. */
-  const float* x;                  /*!< [in] [M, K], last dimension dense. */
+  int64_t rows;  /*!< M >= 0. */
+  const void* x; /*!< [in] [M, K], last dimension dense. */
   int64_t x_row_stride;
   const gdn_packed_weight* weight; /*!< [in] N x K. */
-  float* y;                        /*!< [in,out] [M, N], last dimension dense; must not overlap x. */
+  void* y; /*!< [in,out] [M, N], last dimension dense; must not overlap x. */
   int64_t y_row_stride;
-  int32_t accumulate;              /*!< Non-zero: add to y (residual connection). */
+  int32_t accumulate; /*!< Non-zero: add to y (residual connection). */
+  gdn_dtype x_dtype;  /*!< Zero, GDN_F32, on host back ends. */
+  gdn_dtype y_dtype;
 } gdn_matmul_args;
 
 gdn_status gdn_matmul(const gdn_exec* exec, const gdn_matmul_args* args);
@@ -66,7 +71,9 @@ gdn_status gdn_matmul_workspace(const gdn_exec* exec, const gdn_matmul_args* arg
 
 #ifdef __cplusplus
 } /* extern "C" */
-namespace gdn::ref { gdn_status Matmul(const gdn_exec&, const gdn_matmul_args&); }
+namespace gdn::ref {
+gdn_status Matmul(const gdn_exec&, const gdn_matmul_args&);
+}
 namespace gdn::cpu {
 gdn_status Matmul(const gdn_exec&, const gdn_matmul_args&);
 size_t MatmulWorkspace(const gdn_exec&, const gdn_matmul_args&);

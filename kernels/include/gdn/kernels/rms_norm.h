@@ -15,9 +15,9 @@ extern "C" {
 #endif
 
 typedef struct gdn_rms_norm_args {
-  int64_t rows;          /*!< >= 0. */
-  int64_t dim;           /*!< >= 1. */
-  const void* x;         /*!< [in] [rows, dim], last dimension dense. */
+  int64_t rows;  /*!< >= 0. */
+  int64_t dim;   /*!< >= 1. */
+  const void* x; /*!< [in] [rows, dim], last dimension dense. */
   gdn_dtype x_dtype;
   int64_t x_row_stride;
   const float* weight;   /*!< [in] [dim]. */
@@ -32,8 +32,14 @@ gdn_status gdn_rms_norm(const gdn_exec* exec, const gdn_rms_norm_args* args);
 
 #ifdef __cplusplus
 } /* extern "C" */
-namespace gdn::ref { gdn_status RmsNorm(const gdn_exec&, const gdn_rms_norm_args&); }
-namespace gdn::cpu { gdn_status RmsNorm(const gdn_exec&, const gdn_rms_norm_args&); }
-namespace gdn::cuda { gdn_status RmsNorm(const gdn_exec&, const gdn_rms_norm_args&); }
+namespace gdn::ref {
+gdn_status RmsNorm(const gdn_exec&, const gdn_rms_norm_args&);
+}
+namespace gdn::cpu {
+gdn_status RmsNorm(const gdn_exec&, const gdn_rms_norm_args&);
+}
+namespace gdn::cuda {
+gdn_status RmsNorm(const gdn_exec&, const gdn_rms_norm_args&);
+}
 #endif
 #endif /* GDN_KERNELS_RMS_NORM_H_ */

@@ -40,9 +40,9 @@ typedef struct gdn_sampling_params {
 } gdn_sampling_params;
 
 typedef struct gdn_sampling_args {
-  int64_t rows;                      /*!< B >= 0. */
-  int64_t vocab;                     /*!< >= 1. */
-  const float* logits;               /*!< [in] [B, vocab], last dimension dense. */
+  int64_t rows;        /*!< B >= 0. */
+  int64_t vocab;       /*!< >= 1. */
+  const float* logits; /*!< [in] [B, vocab], last dimension dense. */
   int64_t logits_row_stride;
   const gdn_sampling_params* params; /*!< [in] [B]. */
   const int64_t* position;           /*!< [in] [B] position of the sampled token in its sequence. */
@@ -51,8 +51,8 @@ typedef struct gdn_sampling_args {
   int32_t top_logprobs;              /*!< K >= 0 alternatives to report per row, <= vocab. */
   int32_t* token;                    /*!< [out] [B]. */
   float* logprob;                    /*!< [out] [B] of the chosen token, or NULL. */
-  int32_t* top_ids;                  /*!< [out] [B, K] descending, ties: lower id first; NULL iff K = 0. */
-  float* top_values;                 /*!< [out] [B, K]; NULL iff K = 0. */
+  int32_t* top_ids;  /*!< [out] [B, K] descending, ties: lower id first; NULL iff K = 0. */
+  float* top_values; /*!< [out] [B, K]; NULL iff K = 0. */
 } gdn_sampling_args;
 
 gdn_status gdn_sample(const gdn_exec* exec, const gdn_sampling_args* args);

@@ -28,7 +28,11 @@ gdn_status gdn_silu_mul(const gdn_exec* exec, const gdn_silu_mul_args* args);
 
 #ifdef __cplusplus
 } /* extern "C" */
-namespace gdn::ref { gdn_status SiluMul(const gdn_exec&, const gdn_silu_mul_args&); }
-namespace gdn::cpu { gdn_status SiluMul(const gdn_exec&, const gdn_silu_mul_args&); }
+namespace gdn::ref {
+gdn_status SiluMul(const gdn_exec&, const gdn_silu_mul_args&);
+}
+namespace gdn::cpu {
+gdn_status SiluMul(const gdn_exec&, const gdn_silu_mul_args&);
+}
 #endif
 #endif /* GDN_KERNELS_SILU_MUL_H_ */

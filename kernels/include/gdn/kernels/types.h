@@ -6,11 +6,11 @@
  *  argument struct, so that a caller who knows the device skips the dispatch.
  *
  *  Contract common to all ops
- *  - Pointers live in the memory of the executing device (host memory for REF and CPU). Args structs
- *    and exec are read during the call and may be reused once it returns.
+ *  - Pointers live in the memory of the executing device (host memory for REF and CPU). The args
+ *    structs and exec are read during the call and may be reused once it returns.
  *  - Strides count elements, not bytes, and are 64-bit; so is every offset formed from them.
  *  - No op allocates, synchronises or queries the device. An op that needs scratch memory has a
- *    `*_workspace` function that returns its size for the given arguments; the caller owns the buffer.
+ *    `*_workspace` function that returns its size for the given arguments; the caller owns it.
  *  - Arguments are checked once, before any output is written. A failed check returns a status
  *    other than GDN_OK, leaves all outputs untouched, and stores a sentence for gdn_last_error().
  *  - Results are bitwise reproducible, and a row's result does not depend on the rows around it.
@@ -28,12 +28,13 @@ extern "C" {
 /*! \brief Result of every op. */
 typedef enum gdn_status {
   GDN_OK = 0,
-  GDN_INVALID_ARGUMENT = 1,     /*!< A pointer, extent, stride or index breaks the documented contract. */
-  GDN_UNSUPPORTED_SHAPE = 2,    /*!< Legal, but no kernel of this back end covers the extents. */
-  GDN_UNSUPPORTED_TYPE = 3,     /*!< Legal, but no kernel of this back end covers the element type. */
-  GDN_WORKSPACE_TOO_SMALL = 4,  /*!< exec.workspace is smaller than the size query's answer. */
-  GDN_BACKEND_UNAVAILABLE = 5,  /*!< The back end is not compiled in, or its device is absent. */
-  GDN_DEVICE_ERROR = 6,         /*!< The device runtime or a library below reported an error. */
+  GDN_INVALID_ARGUMENT =
+      1, /*!< A pointer, extent, stride or index breaks the documented contract. */
+  GDN_UNSUPPORTED_SHAPE = 2, /*!< Legal, but no kernel of this back end covers the extents. */
+  GDN_UNSUPPORTED_TYPE = 3,  /*!< Legal, but no kernel of this back end covers the element type. */
+  GDN_WORKSPACE_TOO_SMALL = 4, /*!< exec.workspace is smaller than the size query's answer. */
+  GDN_BACKEND_UNAVAILABLE = 5, /*!< The back end is not compiled in, or its device is absent. */
+  GDN_DEVICE_ERROR = 6,        /*!< The device runtime or a library below reported an error. */
 } gdn_status;
 
 /*! \brief Static English name of a status, e.g. "GDN_INVALID_ARGUMENT". Never NULL. */
@@ -50,7 +51,8 @@ typedef enum gdn_dtype { GDN_F32 = 0, GDN_BF16 = 1, GDN_F16 = 2 } gdn_dtype;
 typedef enum gdn_backend {
   GDN_BACKEND_REF = 0, /*!< Plain loops in FP64: the oracle. Slow by intent. */
   GDN_BACKEND_CPU = 1, /*!< Highway and oneDNN. */
-  GDN_BACKEND_CUDA = 2, /*!< NVIDIA GPUs: asynchronous on exec.stream, capturable in a CUDA graph. */
+  GDN_BACKEND_CUDA =
+      2, /*!< NVIDIA GPUs: asynchronous on exec.stream, capturable in a CUDA graph. */
 } gdn_backend;
 
 /*! \brief Worker threads of the CPU back end; see cpu_pool.h. */
@@ -59,10 +61,11 @@ typedef struct gdn_cpu_pool gdn_cpu_pool;
 /*! \brief Where and with what an op runs. Passed by pointer, read only. */
 typedef struct gdn_exec {
   gdn_backend backend;
-  gdn_cpu_pool* pool;     /*!< CPU: worker threads, or NULL to run on the calling thread alone. */
-  void* workspace;        /*!< Scratch of workspace_bytes bytes, 64-byte aligned; NULL if none is needed. */
+  gdn_cpu_pool* pool; /*!< CPU: worker threads, or NULL to run on the calling thread alone. */
+  void*
+      workspace; /*!< Scratch of workspace_bytes bytes, 64-byte aligned; NULL if none is needed. */
   size_t workspace_bytes;
-  void* stream;           /*!< CUDA: the cudaStream_t to launch on, NULL for the default stream. */
+  void* stream; /*!< CUDA: the cudaStream_t to launch on, NULL for the default stream. */
 } gdn_exec;
 
 #ifdef __cplusplus
