@@ -83,9 +83,6 @@ gdn_status Check(const gdn_exec* exec, const gdn_matmul_args* args) {
   if (args->rows == 0) return GDN_OK;
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "x", args->x));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "y", args->y));
-  GDN_CHECK_ARG(args->x_dtype == GDN_F32 && args->y_dtype == GDN_F32, GDN_UNSUPPORTED_TYPE,
-                "matmul: x_dtype and y_dtype must be GDN_F32 (0) on host back ends, got %d and %d",
-                EnumValue(args->x_dtype), EnumValue(args->y_dtype));
   GDN_RETURN_IF_ERROR(CheckStride(kOp, "x_row_stride", args->x_row_stride, args->weight->k));
   GDN_RETURN_IF_ERROR(CheckStride(kOp, "y_row_stride", args->y_row_stride, args->weight->n));
   GDN_CHECK_ARG(!Overlaps(*args, args->weight->n, args->weight->k), GDN_INVALID_ARGUMENT,

@@ -160,7 +160,7 @@ void OnednnWeight::AddSlice(int64_t begin, int64_t count, const std::vector<std:
 }
 
 void OnednnWeight::ConvertRow(const gdn_matmul_args& args, int64_t row, std::byte* out) const {
-  const float* x = static_cast<const float*>(args.x) + row * args.x_row_stride;
+  const float* x = args.x + row * args.x_row_stride;
   if (type == memory::data_type::f32) {
     std::memcpy(out, x, static_cast<size_t>(k) * sizeof(float));
     return;
@@ -188,7 +188,7 @@ void OnednnWeight::RunSlice(const gdn_matmul_args& args, int64_t first_row, int6
     stream.wait();
   }
   for (int64_t m = 0; m < rows; ++m) {
-    float* y = static_cast<float*>(args.y) + (first_row + m) * args.y_row_stride + slice.begin;
+    float* y = args.y + (first_row + m) * args.y_row_stride + slice.begin;
     const float* sums = result + m * slice.count;
     if (args.accumulate) {
       for (int64_t i = 0; i < slice.count; ++i) y[i] += sums[i];

@@ -73,15 +73,9 @@ struct PanelWeight final : CpuWeight {
   size_t Workspace(int64_t) const override { return 0; }
 
   gdn_status Run(const gdn_exec& exec, const gdn_matmul_args& args) const override {
-    const PanelProduct product = {static_cast<const float*>(args.x),
-                                  args.x_row_stride,
-                                  static_cast<float*>(args.y),
-                                  args.y_row_stride,
-                                  panels.get(),
-                                  n,
-                                  k,
-                                  bf16,
-                                  args.accumulate != 0};
+    const PanelProduct product = {
+        args.x, args.x_row_stride,   args.y, args.y_row_stride, panels.get(), n, k,
+        bf16,   args.accumulate != 0};
     const int64_t rows = args.rows;
     const PanelGrid grid =
         ChoosePanelGrid(rows, num_panels, 2 * kernels->lanes * k, gdn_cpu_pool_threads(exec.pool));

@@ -36,8 +36,8 @@ std::unique_ptr<gdn_packed_weight> PackWeight(const kernels::PackRequest& reques
 gdn_status Matmul(const gdn_exec&, const gdn_matmul_args& args) {
   const auto& weight = static_cast<const RowMajorWeight&>(*args.weight);
   for (int64_t m = 0; m < args.rows; ++m) {
-    const float* x = static_cast<const float*>(args.x) + m * args.x_row_stride;
-    float* y = static_cast<float*>(args.y) + m * args.y_row_stride;
+    const float* x = args.x + m * args.x_row_stride;
+    float* y = args.y + m * args.y_row_stride;
     for (int64_t n = 0; n < weight.n; ++n) {
       const float* w = weight.rows.data() + n * weight.k;
       double sum = args.accumulate ? y[n] : 0.0;

@@ -3,8 +3,7 @@
  *
  *  y[m, n] = (accumulate ? y[m, n] : 0) + sum_k x[m, k] * w[n, k]
  *
- *  x and y are FP32 on host back ends; CUDA takes any element type for x, and FP32 or the type of x
- *  for y. The weight is [N, K] as checkpoints store it, given as one or more row blocks
+ *  x and y are FP32; the weight is [N, K] as checkpoints store it, given as one or more row blocks
  *  that are packed behind each other (q|k|v|z|b|a, gate|up). FP32 accumulation.
  *
  *  Modes
@@ -55,15 +54,13 @@ size_t gdn_packed_weight_bytes(const gdn_packed_weight* packed);
 const char* gdn_packed_weight_kind(const gdn_packed_weight* packed);
 
 typedef struct gdn_matmul_args {
-  int64_t rows;  /*!< M >= 0. */
-  const void* x; /*!< [in] [M, K], last dimension dense. */
+  int64_t rows;   /*!< M >= 0. */
+  const float* x; /*!< [in] [M, K], last dimension dense. */
   int64_t x_row_stride;
   const gdn_packed_weight* weight; /*!< [in] N x K. */
-  void* y; /*!< [in,out] [M, N], last dimension dense; must not overlap x. */
+  float* y; /*!< [in,out] [M, N], last dimension dense; must not overlap x. */
   int64_t y_row_stride;
   int32_t accumulate; /*!< Non-zero: add to y (residual connection). */
-  gdn_dtype x_dtype;  /*!< Zero, GDN_F32, on host back ends. */
-  gdn_dtype y_dtype;
 } gdn_matmul_args;
 
 gdn_status gdn_matmul(const gdn_exec* exec, const gdn_matmul_args* args);

@@ -1,0 +1,86 @@
+/*! \file linear.h
+ *  \brief The dense part of a layer in one op: RMSNorm, product, SiLU gate, residual.
+ *
+ *  n[m, :] = norm_weight ? x * rsqrt(mean(x^2) + norm_eps) * norm_weight : x      (per row m)
+ *  p[m, j] = sum_k n[m, k] * w[j, k]
+ *  y[m, j] = GDN_LINEAR_PLAIN:     p[m, j]                     J = N
+ *            GDN_LINEAR_SILU_MUL:  silu(p[m, j]) * p[m, J + j]   J = N / 2, w's rows are gate|up
+ *  y       = accumulate ? y + the above : the above
+ *
+ *  Numerics: n is rounded once to the weight's type, products are exact and summed in FP32, p stays
+ *  in FP32, y is rounded once to its type. REF: the same roundings of n and y, all else FP64.
+ *
+ *  Weights are [N, K] dense, K contiguous, as checkpoints store them; they are not packed.
+ *
+ *  Plans: what depends on the shape alone (algorithms for every number of rows) is chosen when a
+ *  plan is made, and layers of one shape share it. A plan is immutable; several threads may use it.
+ *
+ *  Batch independence: with `batch_invariant` a row's bits do not depend on the number of rows.
+ *  Without it the algorithm may depend on it.
+ *
+ *  Back ends: REF and CUDA. Other host code uses matmul.h.
+ */
+#ifndef GDN_KERNELS_LINEAR_H_
+#define GDN_KERNELS_LINEAR_H_
+
+#include "gdn/kernels/types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum gdn_linear_kind { GDN_LINEAR_PLAIN = 0, GDN_LINEAR_SILU_MUL = 1 } gdn_linear_kind;
+
+typedef struct gdn_linear_shape {
+  gdn_linear_kind kind;
+  int64_t n;               /*!< Rows of the weight, >= 1; even for GDN_LINEAR_SILU_MUL. */
+  int64_t k;               /*!< >= 1. CUDA: a multiple of 8. */
+  gdn_dtype weight_dtype;  /*!< CUDA: GDN_BF16 or GDN_F16. */
+  gdn_dtype y_dtype;       /*!< GDN_F32 or weight_dtype. */
+  int32_t accumulate;      /*!< Non-zero: add to y. GDN_LINEAR_PLAIN with y_dtype GDN_F32 only. */
+  int32_t batch_invariant; /*!< Non-zero: see above. */
+  int64_t max_rows;        /*!< >= 1: no call has more. */
+} gdn_linear_shape;
+
+/*! \brief Opaque; made for the device that is current. */
+typedef struct gdn_linear_plan gdn_linear_plan;
+
+/*! \brief Chooses the algorithms for a shape. Allocates and may query the device: it belongs to
+ *  model loading. \param[out] plan  Owned by the caller; free with gdn_linear_plan_destroy. */
+gdn_status gdn_linear_plan_create(gdn_backend backend, const gdn_linear_shape* shape,
+                                  gdn_linear_plan** plan);
+void gdn_linear_plan_destroy(gdn_linear_plan* plan);
+
+typedef struct gdn_linear_args {
+  const gdn_linear_plan* plan;
+  int64_t rows;             /*!< M in 0..max_rows. */
+  const void* x;            /*!< [in] [M, K], last dimension dense. CUDA: 16-byte aligned rows. */
+  gdn_dtype x_dtype;        /*!< GDN_F32 or weight_dtype. */
+  int64_t x_row_stride;     /*!< >= K. */
+  const float* norm_weight; /*!< [in] [K] multiplier, or NULL: no norm. */
+  float norm_eps;           /*!< >= 0. */
+  const void* weight;       /*!< [in] [N, K]. CUDA: 16-byte aligned. */
+  void* y;                  /*!< [out], with accumulate [in,out] [M, J]; must not overlap x. */
+  int64_t y_row_stride;     /*!< >= J. */
+
+  /*! CUDA: non-zero lets the kernel start while the one before it in the stream still runs
+   *  (programmatic dependent launch); it may load weights at once, and reads x and writes y only
+   *  after that kernel has finished. The caller promises that the kernel just before writes neither
+   *  weight nor norm_weight. Ignored where it does not apply. */
+  int32_t early_start;
+} gdn_linear_args;
+
+gdn_status gdn_linear(const gdn_exec* exec, const gdn_linear_args* args);
+gdn_status gdn_linear_workspace(const gdn_exec* exec, const gdn_linear_args* args, size_t* bytes);
+
+#ifdef __cplusplus
+} /* extern "C" */
+namespace gdn::ref {
+gdn_status Linear(const gdn_exec&, const gdn_linear_args&);
+}
+namespace gdn::cuda {
+gdn_status Linear(const gdn_exec&, const gdn_linear_args&);
+size_t LinearWorkspace(const gdn_exec&, const gdn_linear_args&);
+}  // namespace gdn::cuda
+#endif
+#endif /* GDN_KERNELS_LINEAR_H_ */
