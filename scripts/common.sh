@@ -8,16 +8,16 @@ die() {
   exit 1
 }
 
-# Debian 12 packages: what the build needs (tests and benchmarks are configured with it), and what
-# only running the tests needs.
+# Debian 12 packages. Tests and benchmarks are configured with the rest, so the build needs theirs
+# too; only running the tests needs the last ones.
 build_packages=(
   g++ cmake ninja-build ccache pkg-config
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev
   prometheus-cpp-dev nlohmann-json3-dev libcli11-dev libspdlog-dev libxxhash-dev
   libhwy-dev libdnnl-dev ocl-icd-opencl-dev  # oneDNN's CMake package looks for OpenCL
-  libgtest-dev libgmock-dev libbenchmark-dev
+  libgtest-dev libgmock-dev libbenchmark-dev python3
 )
-test_packages=(python3 python3-grpcio python3-protobuf)
+test_packages=(python3-grpcio python3-protobuf)
 
 # install_packages NAME...: installs what is missing, as root or through sudo.
 install_packages() {
