@@ -28,10 +28,14 @@ absl::Status Check(size_t index, const SequenceInput& input, const PipelineInfo&
     return Invalid(index, absl::StrCat("read slot ", input.read_slot, " is outside [0, ",
                                        info.num_slots, ")"));
   }
-  if (!input.tokens.empty() && !input.hidden.empty()) {
-    return Invalid(index, "has both tokens and hidden states; give one of them");
+  const bool chained = input.chained >= 0;
+  if (int{!input.tokens.empty()} + int{!input.hidden.empty()} + int{chained} > 1) {
+    return Invalid(index, "has more than one of tokens, hidden states and a chained token");
   }
-  if (!input.tokens.empty() && !info.has_embedding) {
+  if (chained && info.max_in_flight < 2) {
+    return Invalid(index, "is chained, but this pipeline has one batch in flight at a time");
+  }
+  if ((chained || !input.tokens.empty()) && !info.has_embedding) {
     return Invalid(index, "has tokens, but this slice of the stack holds no embedding");
   }
   if (static_cast<int64_t>(input.hidden.size()) % info.hidden_size != 0) {
@@ -48,10 +52,16 @@ absl::Status Check(size_t index, const SequenceInput& input, const PipelineInfo&
   if (wants_head && !info.has_head) {
     return Invalid(index, "wants logits, but this slice of the stack holds no head");
   }
-  if (input.sample != nullptr && input.tokens.empty() && input.hidden.empty()) {
+  if (input.sample != nullptr && input.tokens.empty() && input.hidden.empty() && !chained) {
     return Invalid(index, "wants a token after an empty input");
   }
   return absl::OkStatus();
+}
+
+int64_t NumTokens(const SequenceInput& input, const PipelineInfo& info) {
+  if (input.chained >= 0) return 1;
+  if (!input.tokens.empty()) return static_cast<int64_t>(input.tokens.size());
+  return static_cast<int64_t>(input.hidden.size()) / info.hidden_size;
 }
 
 }  // namespace
@@ -73,9 +83,7 @@ absl::Status BatchPlan::Build(std::span<const SequenceInput> inputs, const Pipel
   for (size_t i = 0; i < inputs.size(); ++i) {
     GDN_RETURN_IF_ERROR(Check(i, inputs[i], info));
     const SequenceInput& input = inputs[i];
-    places[i].num_tokens = input.tokens.empty()
-                               ? static_cast<int64_t>(input.hidden.size()) / info.hidden_size
-                               : static_cast<int64_t>(input.tokens.size());
+    places[i].num_tokens = NumTokens(input, info);
     if (places[i].num_tokens != 1) continue;
     places[i].first_token = steps.size();
     AddTo(&steps, input, 1);

@@ -14,7 +14,8 @@ GRPC = ("grpc", "google/protobuf", "gdn/v1/", "google/rpc/", "health.grpc")
 RULES = {
     "kernels": (("kernels/", "gdn/kernels/"), ("hwy/", "oneapi/dnnl/", "omp.h", "cuda", "cublas")),
     "server/model": (("server/model/",), ("absl/", "nlohmann/", "xxhash.h")),
-    "server/pipeline": (("server/pipeline/", "server/model/", "gdn/kernels/"), ("absl/",)),
+    "server/pipeline": (("server/pipeline/", "server/model/", "gdn/kernels/"),
+                        ("absl/", "cuda_runtime_api.h")),
     "server/engine": (("server/engine/", "server/pipeline/pipeline.h"),
                       ("absl/status/", "absl/strings/")),
     "server/metrics": (("server/metrics/", "server/engine/", "server/pipeline/pipeline.h",

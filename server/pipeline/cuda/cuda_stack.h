@@ -1,0 +1,78 @@
+// File: cuda_stack.h
+//
+// The residual stream through the Gated DeltaNet layers on the device. A layer is five launches for
+// one-token rows: norm and in_proj, the fused decode step, out_proj and residual, norm and gate|up
+// and SiLU, down and residual. Longer sequences take the separate ops instead of the fused step.
+#ifndef SERVER_PIPELINE_CUDA_CUDA_STACK_H_
+#define SERVER_PIPELINE_CUDA_CUDA_STACK_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "gdn/kernels/linear.h"
+#include "server/model/model_spec.h"
+#include "server/pipeline/cuda/cuda_ops.h"
+#include "server/pipeline/cuda/device_memory.h"
+#include "server/pipeline/cuda/device_model.h"
+#include "server/pipeline/cuda/device_state_pool.h"
+#include "server/pipeline/cuda/step_io.h"
+
+namespace gdn::pipeline {
+
+// What a run works on: one-token rows first, longer sequences packed behind them.
+struct StackBatch {
+  int64_t step_rows = 0;
+  int64_t prefills = 0;
+  int64_t num_tokens = 0;               // Of both.
+  const int32_t* cu_seqlens = nullptr;  // On the device, [prefills + 1].
+};
+
+class CudaStack {
+ public:
+  // All borrowed. `max_tokens` is the most a run has.
+  absl::Status Create(const model::ModelSpec& spec, const DeviceModel* weights,
+                      const DeviceStatePool* states, CudaOps* ops, int64_t max_tokens,
+                      bool batch_invariant);
+
+  // Advances x, [num_tokens, hidden] dense, through all layers in place, and the states of the
+  // slots that `arrays` names with it.
+  absl::Status Run(const StackBatch& batch, const StepArrays& arrays, float* x);
+
+ private:
+  struct PlanDestroy {
+    void operator()(gdn_linear_plan* plan) const { gdn_linear_plan_destroy(plan); }
+  };
+  using Plan = std::unique_ptr<gdn_linear_plan, PlanDestroy>;
+
+  absl::Status CreatePlan(const char* name, gdn_linear_kind kind, int64_t n, int64_t k,
+                          bool residual, Plan* plan);
+  absl::Status RunLayer(int64_t layer, const StackBatch& batch, const StepArrays& arrays, float* x);
+  absl::Status FusedStep(int64_t layer, const StackBatch& batch, const StepArrays& arrays);
+  absl::Status Prefill(int64_t layer, const StackBatch& batch, const StepArrays& arrays);
+
+  model::ModelSpec spec_;
+  const DeviceModel* weights_ = nullptr;
+  const DeviceStatePool* states_ = nullptr;
+  CudaOps* ops_ = nullptr;
+  int64_t max_tokens_ = 0;
+  bool batch_invariant_ = false;
+  Plan in_proj_;
+  Plan out_proj_;
+  Plan gate_up_;
+  Plan down_;
+
+  int64_t projection_stride_ = 0;     // Elements.
+  DeviceArray<uint16_t> projection_;  // [T, q|k|v|z|b|a]
+  DeviceArray<uint16_t> mixed_;       // [T, HV * V], the input of out_proj
+  DeviceArray<uint16_t> inner_;       // [T, intermediate]
+  // Of longer sequences only:
+  DeviceArray<uint16_t> conv_out_;  // [T, C]
+  DeviceArray<float> g_;            // [T, HV]
+  DeviceArray<float> beta_;         // [T, HV]
+  DeviceArray<float> o_;            // [T, HV * V]
+};
+
+}  // namespace gdn::pipeline
+
+#endif  // SERVER_PIPELINE_CUDA_CUDA_STACK_H_
