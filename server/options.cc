@@ -16,6 +16,8 @@ namespace {
 using pipeline::Precision;
 using pipeline::StateType;
 
+const std::map<std::string, Device> kDevices = {
+    {"auto", Device::kAuto}, {"cpu", Device::kCpu}, {"cuda", Device::kCuda}};
 const std::map<std::string, Precision> kPrecisions = {{"bfloat16", Precision::kBFloat16},
                                                       {"float32", Precision::kFloat32}};
 const std::map<std::string, StateType> kStateTypes = {{"bfloat16", StateType::kBFloat16},
@@ -85,9 +87,14 @@ void AddModel(CLI::App& app, ServerOptions& options, RawFlags& raw) {
 }
 
 void AddDevice(CLI::App& app, ServerOptions& options, RawFlags& raw) {
-  app.add_option("--device", raw.device, "cpu, or auto: the best this build has")
+  app.add_option("--device", raw.device, "cpu, cuda, or auto: a GPU if there is one")
       ->capture_default_str()
       ->type_name("NAME")
+      ->group("Device");
+  app.add_option("--device-index", options.device.index, "Which GPU, as CUDA counts them")
+      ->capture_default_str()
+      ->check(InRange(0, 1023))
+      ->type_name("N")
       ->group("Device");
   app.add_option("--cpu-threads", options.device.cpu_threads,
                  "Threads of the arithmetic; 0: one per core")
@@ -123,8 +130,8 @@ CLI::Option* AddCount(CLI::App& app, const std::string& flag, int64_t& value, in
 void AddEngine(CLI::App& app, ServerOptions& options, RawFlags& raw) {
   engine::EngineOptions& engine = options.engine;
   const char* group = "Engine";
-  AddCount(app, "--max-sessions", options.max_sessions, 1, 1 << 20,
-           "Sessions that can be alive at a time, one state each")
+  AddCount(app, "--max-sessions", options.max_sessions, 0, 1 << 20,
+           "Sessions that can be alive at a time, one state each; 0: 48, on a GPU as many as fit")
       ->group(group);
   app.add_option("--session-ttl-s", raw.session_ttl_s,
                  "Seconds after its last use at which a session is evicted; 0: never")
@@ -217,15 +224,6 @@ absl::Status ParseLayers(const std::string& text, std::optional<model::LayerRang
   return absl::OkStatus();
 }
 
-absl::Status CheckDevice(const std::string& device) {
-  if (device == "cpu" || device == "auto") return absl::OkStatus();
-  if (device == "cuda") {
-    return absl::InvalidArgumentError(
-        "--device=cuda: this build has no CUDA back end; use --device=cpu");
-  }
-  return absl::InvalidArgumentError(absl::StrCat("--device=", device, ": expected cpu or auto"));
-}
-
 // The port, if it is one, and not 0.
 std::optional<int> FixedPort(const std::string& address) {
   const size_t colon = address.rfind(':');
@@ -265,7 +263,6 @@ absl::Status Interpret(const RawFlags& raw, ServerOptions* options) {
     absl::Status status = ParseLayers(raw.layers, &options->model.load.layers);
     if (!status.ok()) return status;
   }
-  if (absl::Status status = CheckDevice(raw.device); !status.ok()) return status;
   if (absl::Status status = CheckAddress("--listen", options->rpc.listen); !status.ok()) {
     return status;
   }
@@ -289,7 +286,19 @@ absl::Status Interpret(const RawFlags& raw, ServerOptions* options) {
         " is below --prefill-chunk-tokens=", options->engine.prefill_chunk_tokens,
         ", but a step takes at least one whole chunk; raise the budget or lower the chunk"));
   }
+  const auto device = kDevices.find(raw.device);
+  if (device == kDevices.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device=", raw.device, ": expected auto, cpu or cuda"));
+  }
+  options->device.device = device->second;
   options->device.precision = kPrecisions.at(raw.precision);
+  if (options->device.device == Device::kCuda &&
+      options->device.precision == pipeline::Precision::kFloat32) {
+    return absl::InvalidArgumentError(
+        "--device=cuda and --precision=float32 conflict: the GPU multiplies in bfloat16; use "
+        "--device=cpu, or drop --precision");
+  }
   options->device.state_type = kStateTypes.at(raw.state_type);
   options->engine.default_ttl_ms = static_cast<int64_t>(std::ceil(raw.session_ttl_s * 1000.0));
   options->log.format = kLogFormats.at(raw.log_format);
@@ -338,7 +347,8 @@ std::vector<std::string> DescribeOptions(const ServerOptions& options) {
   }
   words.insert(
       words.end(),
-      {"--device=cpu",
+      {absl::StrCat("--device=", NameOf(kDevices, options.device.device)),
+       absl::StrCat("--device-index=", options.device.index),
        absl::StrCat("--cpu-threads=", options.device.cpu_threads),
        absl::StrCat("--precision=", NameOf(kPrecisions, options.device.precision)),
        absl::StrCat("--batch-invariant=", options.device.batch_invariant ? "true" : "false"),

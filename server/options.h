@@ -24,7 +24,11 @@ struct ModelOptions {
   std::string name;  // Empty: the checkpoint folder's.
 };
 
+enum class Device { kAuto, kCpu, kCuda };
+
 struct DeviceOptions {
+  Device device = Device::kAuto;
+  int32_t index = 0;        // Of the GPU, as the CUDA runtime counts them.
   int32_t cpu_threads = 0;  // 0: all cores.
   pipeline::Precision precision = pipeline::Precision::kBFloat16;
   bool batch_invariant = false;
@@ -47,7 +51,9 @@ struct ServerOptions {
   ModelOptions model;
   DeviceOptions device;
   engine::EngineOptions engine;
-  int64_t max_sessions = 48;  // One state slot each; the engine has one more for its own use.
+  // One state slot each; the engine has one more for its own use. 0: 48 on the CPU, on a GPU as
+  // many as fit, at most 4095.
+  int64_t max_sessions = 0;
   rpc::RpcOptions rpc;
   std::string port_file;
   int64_t drain_timeout_s = 30;

@@ -52,6 +52,7 @@ TEST(OptionsTest, EveryFlagReachesItsField) {
                                         "--random-weights=7",
                                         "--layers=2:5",
                                         "--device=cpu",
+                                        "--device-index=2",
                                         "--cpu-threads=3",
                                         "--precision=float32",
                                         "--batch-invariant",
@@ -77,6 +78,8 @@ TEST(OptionsTest, EveryFlagReachesItsField) {
   ASSERT_TRUE(options.model.load.layers.has_value());
   EXPECT_EQ(options.model.load.layers->first, 2);
   EXPECT_EQ(options.model.load.layers->last, 5);
+  EXPECT_EQ(options.device.device, Device::kCpu);
+  EXPECT_EQ(options.device.index, 2);
   EXPECT_EQ(options.device.cpu_threads, 3);
   EXPECT_EQ(options.device.precision, pipeline::Precision::kFloat32);
   EXPECT_TRUE(options.device.batch_invariant);
@@ -164,10 +167,12 @@ TEST(OptionsTest, BadValuesAreNamed) {
   }
 }
 
-TEST(OptionsTest, CudaIsRefusedWithTheAlternative) {
-  const std::string message = Refused({"--model=m", "--device=cuda"});
-  EXPECT_TRUE(Contains(message, "no CUDA")) << message;
-  EXPECT_TRUE(Contains(message, "--device=cpu")) << message;
+TEST(OptionsTest, Devices) {
+  EXPECT_EQ(Parsed({"--model=m"}).device.device, Device::kAuto);
+  EXPECT_EQ(Parsed({"--model=m", "--device=cuda"}).device.device, Device::kCuda);
+  const std::string message = Refused({"--model=m", "--device=cuda", "--precision=float32"});
+  EXPECT_TRUE(Contains(message, "--device=cuda")) << message;
+  EXPECT_TRUE(Contains(message, "--precision=float32")) << message;
   EXPECT_TRUE(Contains(Refused({"--model=m", "--device=tpu"}), "--device=tpu"));
 }
 

@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/device.h"
 #include "server/model/weights.h"
-#include "server/pipeline/cpu_pipeline.h"
 #include "server/rpc/model_facts.h"
 
 namespace gdn {
@@ -44,7 +44,7 @@ bool HasByteVocabulary(const model::ModelSpec& spec, const std::string& path) {
   return true;
 }
 
-rpc::ModelFacts Facts(const model::Model& model, const ServerOptions& options) {
+rpc::ModelFacts Facts(const model::Model& model, const ServerOptions& options, Device device) {
   const model::ModelSpec& spec = model.spec;
   const bool float32 = options.device.precision == pipeline::Precision::kFloat32;
   const bool float32_state = options.device.state_type == pipeline::StateType::kFloat32;
@@ -52,7 +52,7 @@ rpc::ModelFacts Facts(const model::Model& model, const ServerOptions& options) {
   facts.name = options.model.name.empty() ? model.name : options.model.name;
   facts.architecture = spec.architecture;
   facts.fingerprint = model.weights.fingerprint;
-  facts.device = "cpu";
+  facts.device = device == Device::kCuda ? "cuda" : "cpu";
   facts.precision = float32 ? "float32" : "bfloat16";
   facts.state_type = float32_state ? "float32" : "bfloat16";
   facts.batch_invariant = options.device.batch_invariant;
@@ -71,7 +71,6 @@ rpc::ModelFacts Facts(const model::Model& model, const ServerOptions& options) {
   facts.eos_token_ids = spec.eos_token_ids;
   facts.bos_token_id = spec.bos_token_id;
   facts.byte_vocabulary = HasByteVocabulary(spec, options.model.load.path);
-  facts.max_sessions = options.max_sessions;
   facts.server_version = GDN_VERSION;
   return facts;
 }
@@ -80,6 +79,9 @@ rpc::ModelFacts Facts(const model::Model& model, const ServerOptions& options) {
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Create(const ServerOptions& options) {
   std::unique_ptr<Server> server(new Server(options));
+  auto device = ChooseDevice(options.device);
+  if (!device.ok()) return device.status();
+  server->device_ = *device;
   server->metrics_ = std::make_unique<metrics::Metrics>(GDN_VERSION);
   if (!options.metrics.listen.empty()) {
     absl::Status status = server->metrics_->Listen(options.metrics.listen);
@@ -103,18 +105,12 @@ absl::Status Server::Load() {
     spdlog::info("config.json has keys that are not used: {}",
                  absl::StrJoin(model->unknown_config_keys, ", "));
   }
-  rpc::ModelFacts facts = Facts(*model, options_);
-  const pipeline::CpuOptions cpu = {
-      .threads = options_.device.cpu_threads,
-      .precision = options_.device.precision,
-      .batch_invariant = options_.device.batch_invariant,
-      .state_type = options_.device.state_type,
-      .num_slots = options_.max_sessions + 1,  // The engine warms up in one of its own.
-      .max_step_tokens = options_.engine.prefill_token_budget + options_.engine.max_batch_rows};
-  auto pipeline = pipeline::CreateCpuPipeline(*std::move(model), cpu);
+  rpc::ModelFacts facts = Facts(*model, options_, device_);
+  auto pipeline = CreatePipeline(*std::move(model), options_, device_);
   if (!pipeline.ok()) return pipeline.status();
   pipeline_ = *std::move(pipeline);
   facts.state_bytes_per_session = pipeline_->info().state_bytes_per_slot;
+  facts.max_sessions = pipeline_->info().num_slots - 1;  // The engine warms up in one of its own.
   metrics_->SetModel({.name = facts.name,
                       .architecture = facts.architecture,
                       .fingerprint = facts.fingerprint,

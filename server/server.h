@@ -50,6 +50,7 @@ class Server {
   void TakeDown(int64_t grace_ms);
 
   const ServerOptions options_;
+  Device device_ = Device::kCpu;
   engine::SystemClock clock_;
   std::unique_ptr<metrics::Metrics> metrics_;
   std::unique_ptr<pipeline::Pipeline> pipeline_;

@@ -43,6 +43,7 @@ class ServerTest : public testing::Test {
     options_.model.load.path = folder_;
     options_.model.load.random_weights = 1;
     options_.model.name = "small";
+    options_.device.device = Device::kCpu;
     options_.device.cpu_threads = 1;
     options_.max_sessions = 4;
     options_.rpc.listen = "127.0.0.1:0";

@@ -18,7 +18,8 @@ class StartTest(TestCase):
     def run_server(self, *flags):
         """Runs it to its end: exit status and standard error."""
         done = subprocess.run([os.environ["GDN_SERVER"], *flags], stdin=subprocess.DEVNULL,
-                              capture_output=True, timeout=PATIENCE_S, check=False)
+                              capture_output=True, timeout=PATIENCE_S, check=False,
+                              env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"})  # No GPU.
         return done.returncode, done.stderr.decode()
 
     def assert_refuses(self, flags, *parts):
@@ -35,11 +36,14 @@ class StartTest(TestCase):
         self.assert_refuses(["--no-such-flag"], "--no-such-flag")
         self.assert_refuses([], "--model")
         for flag, value in (("--layers", "3:1"), ("--layers", "x"), ("--precision", "int8"),
-                            ("--max-sessions", "0"), ("--max-sessions", "many"),
+                            ("--max-sessions", "-1"), ("--max-sessions", "many"),
                             ("--device", "cuda"), ("--device", "tpu"), ("--listen", "nowhere"),
                             ("--listen", "127.0.0.1:99999"), ("--random-weights", "-1"),
                             ("--drain-timeout-s", "-1")):
             self.assert_refuses(self.with_model(f"{flag}={value}"), flag)
+
+    def test_cuda_without_a_gpu_says_so(self):
+        self.assert_refuses(self.with_model("--device=cuda"), "CUDA", "--device=cpu")
 
     def test_conflicting_flags_are_both_named(self):
         self.assert_refuses(self.with_model("--prefill-token-budget=64",
