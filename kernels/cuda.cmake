@@ -3,15 +3,17 @@
 
 target_sources(gdn_kernels PRIVATE capi/fused_decode.cc ref/fused_decode.cc)
 gdn_test(kernels_fused_test SRCS fused_decode_test.cc DEPS gdn_kernels)
+include(linear_cuda.cmake)  # linear
 
 if(NOT GDN_CUDA)
   return()
 endif()
 
 target_sources(gdn_kernels PRIVATE
-  cuda/causal_conv.cu cuda/delta_rule.cu cuda/device.cc cuda/fused_decode.cu
+  cuda/causal_conv.cu cuda/delta_rule.cu cuda/device.cc cuda/embedding.cu cuda/fused_decode.cu
   cuda/fused_decode_128_bf16.cu cuda/fused_decode_128_f16.cu cuda/fused_decode_generic.cu
-  cuda/gated_rms_norm.cu cuda/gates.cu cuda/l2_norm.cu cuda/rms_norm.cu)
+  cuda/gated_rms_norm.cu cuda/gates.cu cuda/l2_norm.cu cuda/rms_norm.cu
+  cuda/sampling.cu cuda/sampling_choose.cu cuda/sampling_scan.cu cuda/silu_mul.cu)
 target_compile_definitions(gdn_kernels PRIVATE GDN_HAS_CUDA)
 # -fmad=false: products and sums contract only where the source says fmaf, so that the same formula
 # gives the same bits in every kernel. -lineinfo costs nothing and names source lines in profiles.

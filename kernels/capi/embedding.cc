@@ -1,6 +1,7 @@
 #include "gdn/kernels/embedding.h"
 
 #include "kernels/capi/dense_checks.h"
+#include "kernels/capi/dispatch.h"
 
 namespace gdn::kernels {
 namespace {
@@ -8,7 +9,7 @@ namespace {
 constexpr char kOp[] = "embedding";
 
 gdn_status Check(const gdn_exec* exec, const gdn_embedding_args* args) {
-  GDN_RETURN_IF_ERROR(CheckExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "rows", args->rows, 0));
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "vocab", args->vocab, 1));
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "dim", args->dim, 1));
@@ -19,6 +20,7 @@ gdn_status Check(const gdn_exec* exec, const gdn_embedding_args* args) {
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "table", args->table));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "y", args->y));
   GDN_RETURN_IF_ERROR(CheckStride(kOp, "y_row_stride", args->y_row_stride, args->dim));
+  if (exec->backend == GDN_BACKEND_CUDA) return GDN_OK;  // The ids are out of reach.
   for (int64_t i = 0; i < args->rows; ++i) {
     GDN_CHECK_ARG(args->ids[i] >= 0 && args->ids[i] < args->vocab, GDN_INVALID_ARGUMENT,
                   "embedding: ids[%lld] must be in 0..%lld, got %d", static_cast<long long>(i),
@@ -33,6 +35,5 @@ gdn_status Check(const gdn_exec* exec, const gdn_embedding_args* args) {
 gdn_status gdn_embedding(const gdn_exec* exec, const gdn_embedding_args* args) {
   GDN_RETURN_IF_ERROR(gdn::kernels::Check(exec, args));
   if (args->rows == 0) return GDN_OK;
-  return exec->backend == GDN_BACKEND_REF ? gdn::ref::Embedding(*exec, *args)
-                                          : gdn::cpu::Embedding(*exec, *args);
+  GDN_DISPATCH(exec, args, Embedding);
 }

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernels/capi/dense_checks.h"
+#include "kernels/capi/dispatch.h"
 
 namespace gdn::kernels {
 namespace {
@@ -11,7 +12,7 @@ namespace {
 constexpr char kOp[] = "sample";
 
 gdn_status CheckExtents(const gdn_exec* exec, const gdn_sampling_args* args) {
-  GDN_RETURN_IF_ERROR(CheckExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "rows", args->rows, 0));
   GDN_CHECK_ARG(args->vocab >= 1 && args->vocab <= std::numeric_limits<int32_t>::max(),
                 GDN_INVALID_ARGUMENT, "sample: vocab must be in 1..2^31-1, got %lld",
@@ -43,9 +44,6 @@ gdn_status CheckParams(const gdn_sampling_params& params, long long row) {
 }
 
 gdn_status CheckHistory(const gdn_sampling_args& args) {
-  GDN_CHECK_ARG((args.history == nullptr) == (args.history_offsets == nullptr),
-                GDN_INVALID_ARGUMENT,
-                "sample: history and history_offsets must both be given or both be NULL");
   if (args.history == nullptr) return GDN_OK;
   const int64_t* offsets = args.history_offsets;
   GDN_CHECK_ARG(offsets[0] >= 0, GDN_INVALID_ARGUMENT,
@@ -79,7 +77,12 @@ gdn_status Check(const gdn_exec* exec, const gdn_sampling_args* args) {
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "position", args->position));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "token", args->token));
   GDN_RETURN_IF_ERROR(CheckStride(kOp, "logits_row_stride", args->logits_row_stride, args->vocab));
+  GDN_CHECK_ARG((args->history == nullptr) == (args->history_offsets == nullptr),
+                GDN_INVALID_ARGUMENT,
+                "sample: history and history_offsets must both be given or both be NULL");
+  if (exec->backend == GDN_BACKEND_CUDA) return GDN_OK;  // The arrays are out of reach.
   for (int64_t row = 0; row < args->rows; ++row) {
+    if (args->position[row] < 0) continue;
     GDN_RETURN_IF_ERROR(CheckParams(args->params[row], row));
   }
   return CheckHistory(*args);
@@ -87,6 +90,9 @@ gdn_status Check(const gdn_exec* exec, const gdn_sampling_args* args) {
 
 size_t Workspace(const gdn_exec& exec, const gdn_sampling_args& args) {
   if (args.rows == 0) return 0;
+#ifdef GDN_HAS_CUDA
+  if (exec.backend == GDN_BACKEND_CUDA) return cuda::SampleWorkspace(exec, args);
+#endif
   return exec.backend == GDN_BACKEND_REF ? ref::SampleWorkspace(exec, args)
                                          : cpu::SampleWorkspace(exec, args);
 }
@@ -107,6 +113,5 @@ gdn_status gdn_sample(const gdn_exec* exec, const gdn_sampling_args* args) {
   if (args->rows == 0) return GDN_OK;
   GDN_RETURN_IF_ERROR(
       gdn::kernels::CheckWorkspace("sample", *exec, gdn::kernels::Workspace(*exec, *args)));
-  return exec->backend == GDN_BACKEND_REF ? gdn::ref::Sample(*exec, *args)
-                                          : gdn::cpu::Sample(*exec, *args);
+  GDN_DISPATCH(exec, args, Sample);
 }

@@ -1,6 +1,7 @@
 #include "gdn/kernels/silu_mul.h"
 
 #include "kernels/capi/dense_checks.h"
+#include "kernels/capi/dispatch.h"
 
 namespace gdn::kernels {
 namespace {
@@ -8,7 +9,7 @@ namespace {
 constexpr char kOp[] = "silu_mul";
 
 gdn_status Check(const gdn_exec* exec, const gdn_silu_mul_args* args) {
-  GDN_RETURN_IF_ERROR(CheckExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "rows", args->rows, 0));
   GDN_RETURN_IF_ERROR(CheckExtent(kOp, "dim", args->dim, 1));
   GDN_RETURN_IF_ERROR(CheckElementType(kOp, "dtype", args->dtype));
@@ -36,6 +37,5 @@ gdn_status Check(const gdn_exec* exec, const gdn_silu_mul_args* args) {
 gdn_status gdn_silu_mul(const gdn_exec* exec, const gdn_silu_mul_args* args) {
   GDN_RETURN_IF_ERROR(gdn::kernels::Check(exec, args));
   if (args->rows == 0) return GDN_OK;
-  return exec->backend == GDN_BACKEND_REF ? gdn::ref::SiluMul(*exec, *args)
-                                          : gdn::cpu::SiluMul(*exec, *args);
+  GDN_DISPATCH(exec, args, SiluMul);
 }

@@ -214,6 +214,10 @@ int32_t RowSampler::Draw(const float* l, float max, const gdn_sampling_params& p
 }
 
 void RowSampler::Sample(int64_t row) {
+  if (args_.position[row] < 0) {
+    args_.token[row] = -1;
+    return;
+  }
   const float* logits = args_.logits + row * args_.logits_row_stride;
   const float max = scans_.max(logits, vocab_);
   if (!std::isfinite(max)) return Refuse(row);

@@ -53,6 +53,10 @@ void SampleRow(const gdn_sampling_args& args, int64_t row, const Scratch& scratc
   const float* logits = args.logits + row * args.logits_row_stride;
   const gdn_sampling_params& params = args.params[row];
   const auto top = static_cast<size_t>(args.top_logprobs);
+  if (args.position[row] < 0) {
+    args.token[row] = -1;
+    return;
+  }
 
   float max = -std::numeric_limits<float>::infinity();
   bool valid = true;

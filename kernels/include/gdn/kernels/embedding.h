@@ -1,7 +1,9 @@
 /*! \file embedding.h
  *  \brief Row gather: y[i, :] = table[ids[i], :].
  *
- *  An id outside [0, vocab) is GDN_INVALID_ARGUMENT on host back ends; nothing is written.
+ *  An id outside [0, vocab) is GDN_INVALID_ARGUMENT on host back ends; nothing is written. On CUDA,
+ *  where the ids are in device memory, id -1 marks a padding row and gives zeros; any other id
+ *  outside [0, vocab) gives NaNs, so that it cannot pass unnoticed.
  */
 #ifndef GDN_KERNELS_EMBEDDING_H_
 #define GDN_KERNELS_EMBEDDING_H_
@@ -32,6 +34,9 @@ namespace gdn::ref {
 gdn_status Embedding(const gdn_exec&, const gdn_embedding_args&);
 }
 namespace gdn::cpu {
+gdn_status Embedding(const gdn_exec&, const gdn_embedding_args&);
+}
+namespace gdn::cuda {
 gdn_status Embedding(const gdn_exec&, const gdn_embedding_args&);
 }
 #endif

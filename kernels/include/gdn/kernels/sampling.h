@@ -18,6 +18,15 @@
  *  Rows whose logits hold NaN or +inf, or only -inf, give token -1, log-probabilities NaN and
  *  alternatives -1.
  *
+ *  A row whose position is negative is padding: its token is -1, and nothing else of it is written;
+ *  of its inputs only the position is read (host back ends check its history).
+ *
+ *  On CUDA all arrays are in device memory, so their values are checked on the device: a row with a
+ *  parameter outside its range, history offsets that are negative or decrease, or an id in its
+ *  history outside [0, vocab) gives what a row of NaN gives. Reading only history_offsets[row] and
+ *  [row + 1], it trusts them to stay within `history`. Captured in a graph, the call serves
+ * whatever the arrays hold when the graph is replayed.
+ *
  *  u = 1 - (word + 0.5) / 2^32, word = the first word of Philox4x32-10 with counter
  *  (id, 0, position low, position high) and key (seed low, seed high).
  */
@@ -45,12 +54,12 @@ typedef struct gdn_sampling_args {
   const float* logits; /*!< [in] [B, vocab], last dimension dense. */
   int64_t logits_row_stride;
   const gdn_sampling_params* params; /*!< [in] [B]. */
-  const int64_t* position;           /*!< [in] [B] position of the sampled token in its sequence. */
-  const int32_t* history;            /*!< [in] distinct ids seen by the rows, packed; NULL: none. */
-  const int64_t* history_offsets;    /*!< [in] [B+1] into history; NULL iff history is. */
-  int32_t top_logprobs;              /*!< K >= 0 alternatives to report per row, <= vocab. */
-  int32_t* token;                    /*!< [out] [B]. */
-  float* logprob;                    /*!< [out] [B] of the chosen token, or NULL. */
+  const int64_t* position; /*!< [in] [B] of the sampled token in its sequence; < 0: padding. */
+  const int32_t* history;  /*!< [in] distinct ids seen by the rows, packed; NULL: none. */
+  const int64_t* history_offsets; /*!< [in] [B+1] into history; NULL iff history is. */
+  int32_t top_logprobs;           /*!< K >= 0 alternatives to report per row, <= vocab. */
+  int32_t* token;                 /*!< [out] [B]. */
+  float* logprob;                 /*!< [out] [B] of the chosen token, or NULL. */
   int32_t* top_ids;  /*!< [out] [B, K] descending, ties: lower id first; NULL iff K = 0. */
   float* top_values; /*!< [out] [B, K]; NULL iff K = 0. */
 } gdn_sampling_args;
@@ -68,5 +77,9 @@ namespace gdn::cpu {
 gdn_status Sample(const gdn_exec&, const gdn_sampling_args&);
 size_t SampleWorkspace(const gdn_exec&, const gdn_sampling_args&);
 }  // namespace gdn::cpu
+namespace gdn::cuda {
+gdn_status Sample(const gdn_exec&, const gdn_sampling_args&);
+size_t SampleWorkspace(const gdn_exec&, const gdn_sampling_args&);
+}  // namespace gdn::cuda
 #endif
 #endif /* GDN_KERNELS_SAMPLING_H_ */

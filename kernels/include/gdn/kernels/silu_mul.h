@@ -34,5 +34,8 @@ gdn_status SiluMul(const gdn_exec&, const gdn_silu_mul_args&);
 namespace gdn::cpu {
 gdn_status SiluMul(const gdn_exec&, const gdn_silu_mul_args&);
 }
+namespace gdn::cuda {
+gdn_status SiluMul(const gdn_exec&, const gdn_silu_mul_args&);
+}
 #endif
 #endif /* GDN_KERNELS_SILU_MUL_H_ */
