@@ -13,6 +13,7 @@
 #include "gdn/kernels/gated_rms_norm.h"
 #include "gdn/kernels/gates.h"
 #include "gdn/kernels/l2_norm.h"
+#include "gdn/kernels/linear.h"
 #include "gdn/kernels/matmul.h"
 #include "gdn/kernels/rms_norm.h"
 #include "gdn/kernels/sampling.h"

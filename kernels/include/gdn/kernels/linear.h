@@ -34,7 +34,7 @@ typedef enum gdn_linear_kind { GDN_LINEAR_PLAIN = 0, GDN_LINEAR_SILU_MUL = 1 } g
 typedef struct gdn_linear_shape {
   gdn_linear_kind kind;
   int64_t n;               /*!< Rows of the weight, >= 1; even for GDN_LINEAR_SILU_MUL. */
-  int64_t k;               /*!< >= 1. CUDA: a multiple of 8. */
+  int64_t k;               /*!< >= 1. CUDA: a multiple of 8 up to 32768. */
   gdn_dtype weight_dtype;  /*!< CUDA: GDN_BF16 or GDN_F16. */
   gdn_dtype y_dtype;       /*!< GDN_F32 or weight_dtype. */
   int32_t accumulate;      /*!< Non-zero: add to y. GDN_LINEAR_PLAIN with y_dtype GDN_F32 only. */
@@ -57,7 +57,7 @@ typedef struct gdn_linear_args {
   const void* x;            /*!< [in] [M, K], last dimension dense. CUDA: 16-byte aligned rows. */
   gdn_dtype x_dtype;        /*!< GDN_F32 or weight_dtype. */
   int64_t x_row_stride;     /*!< >= K. */
-  const float* norm_weight; /*!< [in] [K] multiplier, or NULL: no norm. */
+  const float* norm_weight; /*!< [in] [K] multiplier, or NULL: no norm. CUDA: 16-byte aligned. */
   float norm_eps;           /*!< >= 0. */
   const void* weight;       /*!< [in] [N, K]. CUDA: 16-byte aligned. */
   void* y;                  /*!< [out], with accumulate [in,out] [M, J]; must not overlap x. */
@@ -68,6 +68,12 @@ typedef struct gdn_linear_args {
    *  after that kernel has finished. The caller promises that the kernel just before writes neither
    *  weight nor norm_weight. Ignored where it does not apply. */
   int32_t early_start;
+
+  /*! CUDA, with early_start: non-zero lets the kernel after this one, if it starts early too, start
+   *  while kernels before this one still run; its loads of weights then follow this kernel's
+   * without a gap. The caller promises that what it reads or writes before its own wait is not
+   * written by those either: by none since the last kernel without an early start or release. */
+  int32_t early_release;
 } gdn_linear_args;
 
 gdn_status gdn_linear(const gdn_exec* exec, const gdn_linear_args* args);

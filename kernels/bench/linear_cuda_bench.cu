@@ -1,0 +1,408 @@
+// The linear op on a GPU: time per launch with a cold L2, beside the read ceiling of the device and
+// cuBLASLt's best algorithm for the bare product, all measured in the same run.
+//
+// Every layer has its own weights; a CUDA graph holds one call per layer, and a figure is the
+// median over its replays divided by the calls. GB/s counts the weights alone, once per call. Last,
+// the four products of a layer in a chain, as a decode step has them.
+//
+// usage: linear_cuda_bench [--rows=1,4,...] [--shapes=in,out,gate_up,down,head] [--no-lt]
+//                          [--invariant] [--replays=20] [--chain-only] [--no-chain]
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "gdn/kernels/linear.h"
+
+namespace {
+
+void Must(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "linear_cuda_bench: %s: %s\n", what, cudaGetErrorString(error));
+  std::exit(1);
+}
+void Must(gdn_status status) {
+  if (status == GDN_OK) return;
+  std::fprintf(stderr, "linear_cuda_bench: %s: %s\n", gdn_status_string(status), gdn_last_error());
+  std::exit(1);
+}
+void Must(cublasStatus_t status, const char* what) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  std::fprintf(stderr, "linear_cuda_bench: %s: %s\n", what, cublasLtGetStatusString(status));
+  std::exit(1);
+}
+
+// Uniform in [-scale, scale), from a hash of the position.
+__device__ float Uniform(uint64_t i, float scale) {
+  uint64_t h = (i + 0x9e3779b97f4a7c15ull) * 0xbf58476d1ce4e5b9ull;
+  h = (h ^ (h >> 27)) * 0x94d049bb133111ebull;
+  return scale * (static_cast<float>(h >> 40) * 0x1p-23f - 1.0f);
+}
+__global__ void FillF32(float* data, int64_t count, float scale) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    data[i] = Uniform(static_cast<uint64_t>(i), scale);
+  }
+}
+__global__ void FillBf16(uint16_t* data, int64_t count, float scale) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    data[i] =
+        static_cast<uint16_t>(__float_as_uint(Uniform(static_cast<uint64_t>(i), scale)) >> 16);
+  }
+}
+
+// The read ceiling: a block takes its share with all loads of a round in flight.
+template <int kThreads, int kVectors>
+__global__ void __launch_bounds__(kThreads) Read(const uint4* data, uint32_t* sink) {
+  const uint4* tile = data + blockIdx.x * int64_t{kThreads * kVectors} + threadIdx.x;
+  uint4 v[kVectors];
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) v[i] = __ldcg(tile + i * kThreads);
+  uint32_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) sum += v[i].x ^ v[i].y ^ v[i].z ^ v[i].w;
+  if (sum == 0x12345678u) *sink = sum;  // Hardly ever; the loads must not vanish.
+}
+
+struct Product {
+  const char* name;
+  gdn_linear_kind kind;
+  int64_t n;
+  int64_t k;
+  bool norm;  // x is then FP32.
+  bool residual;
+  bool f32_y;
+  int layers;
+};
+const Product kProducts[] = {
+    {"in", GDN_LINEAR_PLAIN, 8224, 1024, true, false, false, 24},
+    {"out", GDN_LINEAR_PLAIN, 1024, 2048, false, true, true, 64},
+    {"gate_up", GDN_LINEAR_SILU_MUL, 7168, 1024, true, false, false, 24},
+    {"down", GDN_LINEAR_PLAIN, 1024, 3584, false, true, true, 40},
+    {"head", GDN_LINEAR_PLAIN, 248320, 1024, true, false, true, 2},
+};
+
+struct Options {
+  std::vector<int64_t> rows = {1, 4, 16, 64, 256};
+  std::string shapes = "in,out,gate_up,down,head";
+  bool lt = true;
+  bool invariant = false;
+  bool singles = true;
+  bool chain = true;
+  int replays = 20;
+};
+
+class Bench {
+ public:
+  explicit Bench(const Options& options) : options_(options) {
+    Must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+    Must(cudaEventCreate(&begin_), "event");
+    Must(cudaEventCreate(&end_), "event");
+    Must(cublasLtCreate(&lt_), "cublasLtCreate");
+    Must(cudaMalloc(&weights_, kPoolBytes), "weights");
+    FillBf16<<<2048, 256, 0, stream_>>>(weights_, kPoolBytes / 2, 0.05f);
+    Must(cudaMalloc(&norm_weight_, kMaxK * 4), "norm weight");
+    FillF32<<<8, 256, 0, stream_>>>(norm_weight_, kMaxK, 1.0f);
+    Must(cudaMalloc(&workspace_, kWorkspaceBytes), "workspace");
+    const int64_t max_rows = *std::max_element(options.rows.begin(), options.rows.end());
+    Must(cudaMalloc(&x32_, max_rows * kMaxK * 4), "x");
+    FillF32<<<256, 256, 0, stream_>>>(x32_, max_rows * kMaxK, 1.0f);
+    Must(cudaMalloc(&x16_, max_rows * 8224 * 2), "x");
+    FillBf16<<<256, 256, 0, stream_>>>(x16_, max_rows * 8224, 1.0f);
+    Must(cudaMalloc(&y_, max_rows * 248320 * 4), "y");
+    Must(cudaMemsetAsync(y_, 0, max_rows * 248320 * 4, stream_), "y");
+    Must(cudaStreamSynchronize(stream_), "fill");
+  }
+
+  void Run() {
+    Ceiling();
+    if (options_.singles) {
+      std::printf("\n%-8s %5s | %9s %9s %7s | %9s %9s %7s | %9s %7s\n", "product", "rows", "us",
+                  "early us", "release", "GB/s", "early", "% read", "lt us", "lt GB/s");
+      for (const Product& product : kProducts) {
+        if (("," + options_.shapes + ",").find("," + std::string(product.name) + ",") ==
+            std::string::npos)
+          continue;
+        for (const int64_t rows : options_.rows) Single(product, rows);
+      }
+    }
+    if (options_.chain) {
+      std::printf("\nin, out, gate_up, down of 24 layers\n%5s | %9s %9s %9s | %7s %7s\n", "rows",
+                  "us/layer", "early", "release", "GB/s", "% read");
+      for (const int64_t rows : options_.rows) Chain(rows);
+    }
+  }
+
+ private:
+  static constexpr int64_t kPoolBytes = int64_t{1200} << 20;
+  static constexpr int64_t kMaxK = 4096;
+  static constexpr size_t kWorkspaceBytes = size_t{256} << 20;
+
+  // Median microseconds of a replay of what `enqueue` puts into a graph.
+  double Time(const std::function<void()>& enqueue, int replays) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    Must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
+    enqueue();
+    Must(cudaStreamEndCapture(stream_, &graph), "capture");
+    Must(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    std::vector<float> times;
+    for (int i = 0; i < replays + 2; ++i) {
+      Must(cudaEventRecord(begin_, stream_), "record");
+      Must(cudaGraphLaunch(executable, stream_), "launch");
+      Must(cudaEventRecord(end_, stream_), "record");
+      Must(cudaEventSynchronize(end_), "replay");
+      float ms = 0.0f;
+      Must(cudaEventElapsedTime(&ms, begin_, end_), "elapsed");
+      if (i >= 2) times.push_back(ms);
+    }
+    Must(cudaGraphExecDestroy(executable), "destroy");
+    Must(cudaGraphDestroy(graph), "destroy");
+    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+    return 1e3 * times[times.size() / 2];
+  }
+
+  template <int kThreads, int kVectors>
+  double TimeRead() {
+    const int64_t vectors = kPoolBytes / 16;
+    return Time(
+        [&] {
+          Read<kThreads, kVectors>
+              <<<static_cast<unsigned>(vectors / (kThreads * kVectors)), kThreads, 0, stream_>>>(
+                  reinterpret_cast<const uint4*>(weights_), reinterpret_cast<uint32_t*>(y_));
+        },
+        options_.replays);
+  }
+  void Ceiling() {
+    const double us = std::min({TimeRead<256, 4>(), TimeRead<256, 8>(), TimeRead<512, 4>(),
+                                TimeRead<512, 8>(), TimeRead<1024, 4>(), TimeRead<256, 16>()});
+    read_ = kPoolBytes / us * 1e-3;
+    std::printf("read ceiling %.0f GB/s over %lld MiB\n", read_,
+                static_cast<long long>(kPoolBytes >> 20));
+  }
+
+  gdn_linear_plan* Plan(const Product& product, int64_t rows) const {
+    gdn_linear_shape shape{};
+    shape.kind = product.kind;
+    shape.n = product.n;
+    shape.k = product.k;
+    shape.weight_dtype = GDN_BF16;
+    shape.y_dtype = product.f32_y ? GDN_F32 : GDN_BF16;
+    shape.accumulate = product.residual;
+    shape.batch_invariant = options_.invariant;
+    shape.max_rows = rows;
+    gdn_linear_plan* plan = nullptr;
+    Must(gdn_linear_plan_create(GDN_BACKEND_CUDA, &shape, &plan));
+    return plan;
+  }
+  gdn_linear_args Args(const Product& product, const gdn_linear_plan* plan, int64_t rows) const {
+    gdn_linear_args args{};
+    args.plan = plan;
+    args.rows = rows;
+    args.x = product.norm ? static_cast<const void*>(x32_) : x16_;
+    args.x_dtype = product.norm ? GDN_F32 : GDN_BF16;
+    args.x_row_stride = product.k;
+    args.norm_weight = product.norm ? norm_weight_ : nullptr;
+    args.norm_eps = 1e-6f;
+    args.y = y_;
+    args.y_row_stride = product.kind == GDN_LINEAR_SILU_MUL ? product.n / 2 : product.n;
+    return args;
+  }
+  gdn_exec Exec() const {
+    gdn_exec exec{};
+    exec.backend = GDN_BACKEND_CUDA;
+    exec.stream = stream_;
+    exec.workspace = workspace_;
+    exec.workspace_bytes = kWorkspaceBytes;
+    return exec;
+  }
+
+  void Single(const Product& product, int64_t rows) {
+    gdn_linear_plan* const plan = Plan(product, rows);
+    const gdn_exec exec = Exec();
+    double us[3];
+    for (int mode = 0; mode < 3; ++mode) {
+      us[mode] = Time(
+                     [&] {
+                       gdn_linear_args args = Args(product, plan, rows);
+                       args.early_start = mode > 0;
+                       args.early_release = mode > 1;
+                       for (int layer = 0; layer < product.layers; ++layer) {
+                         args.weight = weights_ + layer * product.n * product.k;
+                         Must(gdn_linear(&exec, &args));
+                       }
+                     },
+                     options_.replays) /
+                 product.layers;
+    }
+    gdn_linear_plan_destroy(plan);
+    const double bytes = 2.0 * static_cast<double>(product.n * product.k);
+    const double lt = options_.lt ? BestLt(product, rows) : 0.0;
+    std::printf("%-8s %5lld | %9.2f %9.2f %7.2f | %9.0f %9.0f %7.1f | %9.2f %7.0f\n", product.name,
+                static_cast<long long>(rows), us[0], us[1], us[2], bytes / us[0] * 1e-3,
+                bytes / us[1] * 1e-3, 100e-3 * bytes / std::min(us[1], us[2]) / read_, lt,
+                lt > 0.0 ? bytes / lt * 1e-3 : 0.0);
+    std::fflush(stdout);
+  }
+
+  // The bare product on rows that are normed and rounded already, no gate; the sum with y is kept.
+  double BestLt(const Product& product, int64_t rows) {
+    cublasLtMatmulDesc_t operation = nullptr;
+    Must(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "operation");
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    Must(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed,
+                                        sizeof(transposed)),
+         "operation");
+    cublasLtMatrixLayout_t a = nullptr;
+    cublasLtMatrixLayout_t b = nullptr;
+    cublasLtMatrixLayout_t c = nullptr;
+    const auto u = [](int64_t value) { return static_cast<uint64_t>(value); };
+    Must(cublasLtMatrixLayoutCreate(&a, CUDA_R_16BF, u(product.k), u(product.n), product.k), "a");
+    Must(cublasLtMatrixLayoutCreate(&b, CUDA_R_16BF, u(product.k), u(rows), product.k), "b");
+    Must(cublasLtMatrixLayoutCreate(&c, product.f32_y ? CUDA_R_32F : CUDA_R_16BF, u(product.n),
+                                    u(rows), product.n),
+         "c");
+    cublasLtMatmulPreference_t preference = nullptr;
+    Must(cublasLtMatmulPreferenceCreate(&preference), "preference");
+    const uint64_t limit = uint64_t{32} << 20;
+    Must(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                              &limit, sizeof(limit)),
+         "preference");
+    cublasLtMatmulHeuristicResult_t found[6] = {};
+    int count = 0;
+    Must(cublasLtMatmulAlgoGetHeuristic(lt_, operation, a, b, c, c, preference, 6, found, &count),
+         "heuristic");
+    double best = 1e30;
+    const float alpha = 1.0f;
+    const float beta = product.residual ? 1.0f : 0.0f;
+    for (int i = 0; i < count; ++i) {
+      const double us =
+          Time(
+              [&] {
+                for (int layer = 0; layer < product.layers; ++layer) {
+                  Must(cublasLtMatmul(lt_, operation, &alpha,
+                                      weights_ + layer * product.n * product.k, a, x16_, b, &beta,
+                                      y_, c, y_, c, &found[i].algo, workspace_, limit, stream_),
+                       "matmul");
+                }
+              },
+              std::max(3, options_.replays / 4)) /
+          product.layers;
+      best = std::min(best, us);
+    }
+    Must(cublasLtMatmulPreferenceDestroy(preference), "destroy");
+    for (cublasLtMatrixLayout_t layout : {a, b, c}) {
+      Must(cublasLtMatrixLayoutDestroy(layout), "destroy");
+    }
+    Must(cublasLtMatmulDescDestroy(operation), "destroy");
+    return best;
+  }
+
+  void Chain(int64_t rows) {
+    constexpr int kLayers = 24;
+    gdn_linear_plan* plans[4];
+    int64_t bytes = 0;
+    for (int i = 0; i < 4; ++i) {
+      plans[i] = Plan(kProducts[i], rows);
+      bytes += kProducts[i].n * kProducts[i].k * 2;
+    }
+    const gdn_exec exec = Exec();
+    uint16_t* const projected = reinterpret_cast<uint16_t*>(y_);
+    double us[3];
+    for (int mode = 0; mode < 3; ++mode) {
+      us[mode] = Time(
+                     [&] {
+                       const uint16_t* weight = weights_;
+                       for (int layer = 0; layer < kLayers; ++layer) {
+                         for (int i = 0; i < 4; ++i) {
+                           const Product& product = kProducts[i];
+                           gdn_linear_args args = Args(product, plans[i], rows);
+                           args.weight = weight;
+                           weight += product.n * product.k;
+                           if (product.norm) {
+                             args.y = projected;
+                           } else {
+                             args.x = projected;
+                             args.x_row_stride = i == 1 ? 8224 : 3584;
+                             args.y = x32_;
+                           }
+                           args.early_start = mode > 0;
+                           args.early_release = mode > 1;
+                           Must(gdn_linear(&exec, &args));
+                         }
+                       }
+                     },
+                     options_.replays) /
+                 kLayers;
+    }
+    const double best = std::min(us[1], us[2]);
+    std::printf("%5lld | %9.2f %9.2f %9.2f | %7.0f %7.1f\n", static_cast<long long>(rows), us[0],
+                us[1], us[2], static_cast<double>(bytes) / best * 1e-3,
+                100e-3 * static_cast<double>(bytes) / best / read_);
+    std::fflush(stdout);
+    for (gdn_linear_plan* plan : plans) gdn_linear_plan_destroy(plan);
+  }
+
+  const Options options_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+  cublasLtHandle_t lt_ = nullptr;
+  uint16_t* weights_ = nullptr;
+  float* norm_weight_ = nullptr;
+  float* x32_ = nullptr;
+  uint16_t* x16_ = nullptr;
+  float* y_ = nullptr;
+  void* workspace_ = nullptr;
+  double read_ = 0.0;
+};
+
+Options Parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const size_t equals = argument.find('=');
+    const std::string name = argument.substr(0, equals);
+    const std::string value = equals == std::string::npos ? "" : argument.substr(equals + 1);
+    if (name == "--rows") {
+      options.rows.clear();
+      for (size_t begin = 0; begin <= value.size();) {
+        const size_t end = std::min(value.find(',', begin), value.size());
+        options.rows.push_back(std::stoll(value.substr(begin, end - begin)));
+        begin = end + 1;
+      }
+    } else if (name == "--shapes") {
+      options.shapes = value;
+    } else if (name == "--no-lt") {
+      options.lt = false;
+    } else if (name == "--invariant") {
+      options.invariant = true;
+    } else if (name == "--chain-only") {
+      options.singles = false;
+    } else if (name == "--no-chain") {
+      options.chain = false;
+    } else if (name == "--replays") {
+      options.replays = std::stoi(value);
+    } else {
+      std::fprintf(stderr, "linear_cuda_bench: unknown option %s; see linear_cuda_bench.cu\n",
+                   argv[i]);
+      std::exit(2);
+    }
+  }
+  return options;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Bench(Parse(argc, argv)).Run();
+  return 0;
+}

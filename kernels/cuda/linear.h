@@ -1,0 +1,71 @@
+// The parts of the CUDA linear op; see linear.cc for which runs when.
+#ifndef KERNELS_CUDA_LINEAR_H_
+#define KERNELS_CUDA_LINEAR_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "gdn/kernels/types.h"
+
+namespace gdn::cuda {
+
+// Rows of x on their way to n, their form in the product.
+struct LinearRows {
+  const void* x;
+  int64_t x_row_stride;
+  const float* norm_weight;  // Null: no norm.
+  float norm_eps;
+  bool x_is_f32;
+  int32_t k;
+  int32_t rows;
+};
+
+// How a launch fits between its neighbours in the stream.
+struct LinearOrder {
+  bool early_start;    // See gdn_linear_args.
+  bool early_release;  // See gdn_linear_args.
+};
+
+struct LinearSkinnyParams {
+  LinearRows rows;
+  const void* weight;
+  void* y;
+  int64_t y_row_stride;
+  int32_t outputs;  // Columns of y.
+  bool y_is_f32;
+  bool silu;
+  bool accumulate;
+  LinearOrder order;
+  int32_t slots;  // Of each warp's ring.
+};
+
+// The product for few rows: one launch for norm, product, gate and residual. Each block keeps all
+// rows of n in shared memory while the weights stream past.
+constexpr int64_t kLinearSkinnyRows = 16;
+// How many rows one launch takes at this K on a device with so much shared memory a block; 0: none.
+int64_t LinearSkinnyRows(int64_t k, int shared_bytes);
+// Once for each device, before the first launch there.
+cudaError_t PrepareLinearSkinny(int shared_bytes);
+cudaError_t LaunchLinearSkinny(gdn_dtype weight_dtype, const LinearSkinnyParams& params,
+                               int multiprocessors, int shared_bytes, cudaStream_t stream);
+
+// n [rows, k], dense, in the weight's type: the same bits as inside the skinny product.
+cudaError_t LaunchLinearRows(gdn_dtype weight_dtype, const LinearRows& rows, LinearOrder order,
+                             void* n, cudaStream_t stream);
+
+// y[m, j] = silu(p[m, j]) * p[m, outputs + j]; p has the row stride p_row_stride.
+struct LinearGateParams {
+  const float* p;
+  int64_t p_row_stride;
+  void* y;
+  int64_t y_row_stride;
+  gdn_dtype y_dtype;
+  int64_t outputs;
+  int64_t rows;
+};
+cudaError_t LaunchLinearGate(const LinearGateParams& params, cudaStream_t stream);
+
+}  // namespace gdn::cuda
+
+#endif  // KERNELS_CUDA_LINEAR_H_

@@ -1,0 +1,407 @@
+// The linear op on a GPU: against REF over shapes and rows, its bits, and from a graph.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda_test_util.h"
+#include "kernels/linear_op_test_util.h"
+
+namespace gdn::kernels {
+namespace {
+
+using LinearCuda = CudaTest;
+
+// A call on the device, with a plan, a workspace of exactly the size asked for, and a guard behind
+// y, which is poisoned like everything that must not be written.
+class OnDevice {
+ public:
+  explicit OnDevice(LinearCall& call, int64_t max_rows = 0)
+      : x_(call.x), weight_(call.weight), norm_weight_(call.norm_weight), y_(call.y) {
+    gdn_linear_shape shape = call.shape.Shape();
+    if (max_rows > 0) shape.max_rows = max_rows;
+    plan_ = MakePlan(GDN_BACKEND_CUDA, shape);
+    args_ = call.Args(plan_.get());
+    args_.x = x_.get();
+    args_.weight = weight_.get();
+    if (args_.norm_weight != nullptr) args_.norm_weight = norm_weight_.get<float>();
+    args_.y = y_.get();
+    const gdn_exec exec = stream_.Exec();
+    size_t bytes = 0;
+    EXPECT_EQ(gdn_linear_workspace(&exec, &args_, &bytes), GDN_OK) << gdn_last_error();
+    workspace_ = std::make_unique<DeviceBuffer>(std::vector<uint8_t>(bytes, 0xff));
+  }
+
+  gdn_status Enqueue() const {
+    const gdn_exec exec = Exec();
+    return gdn_linear(&exec, &args_);
+  }
+  void Run(LinearCall& call) const {
+    ASSERT_EQ(Enqueue(), GDN_OK) << gdn_last_error();
+    stream_.Synchronize();
+    y_.Download(call.y.data());
+  }
+  gdn_exec Exec() const {
+    gdn_exec exec = stream_.Exec();
+    exec.workspace = workspace_->bytes() == 0 ? nullptr : workspace_->get();
+    exec.workspace_bytes = workspace_->bytes();
+    return exec;
+  }
+  gdn_linear_args& args() { return args_; }
+  const Stream& stream() const { return stream_; }
+  const DeviceBuffer& y() const { return y_; }
+
+ private:
+  Stream stream_;
+  DeviceBuffer x_;
+  DeviceBuffer weight_;
+  DeviceBuffer norm_weight_;
+  DeviceBuffer y_;
+  LinearPlan plan_;
+  gdn_linear_args args_ = {};
+  std::unique_ptr<DeviceBuffer> workspace_;
+};
+
+// A norm rounds to the weight's type a value that differs from REF's in its last FP32 bits: now and
+// then an element of n falls to the other side.
+double Bound(const LinearCase& c) {
+  if (c.y_dtype != GDN_F32) return c.dtype == GDN_BF16 ? 3e-3 : 5e-4;
+  if (c.norm) return c.dtype == GDN_BF16 ? 2e-4 : 3e-5;
+  return 1e-5;
+}
+
+void ExpectMatchesRef(const LinearCase& c) {
+  SCOPED_TRACE(c.Name());
+  LinearCall ref(c);
+  LinearCall got = ref;
+  const LinearCall before = ref;
+  RunRef(ref);
+  OnDevice(got).Run(got);
+  EXPECT_LE(LinearError(got, ref), Bound(c));
+  EXPECT_EQ(GapsTouched(got, before.y), 0);
+}
+
+// The five products of a model, cut to fewer outputs where REF would take long.
+std::vector<LinearCase> ModelCases(int64_t hidden, int64_t values, int64_t mlp) {
+  std::vector<LinearCase> cases;
+  LinearCase in;
+  in.k = hidden;
+  in.n = 3 * values + 32;
+  in.x_dtype = GDN_F32;
+  in.norm = true;
+  cases.push_back(in);
+  LinearCase out;
+  out.k = values;
+  out.n = hidden;
+  out.y_dtype = GDN_F32;
+  out.accumulate = true;
+  cases.push_back(out);
+  LinearCase gate = in;
+  gate.kind = GDN_LINEAR_SILU_MUL;
+  gate.n = 2 * mlp;
+  cases.push_back(gate);
+  LinearCase down = out;
+  down.k = mlp;
+  cases.push_back(down);
+  LinearCase head = in;
+  head.n = 999;
+  head.y_dtype = GDN_F32;
+  cases.push_back(head);
+  return cases;
+}
+
+TEST_F(LinearCuda, MatchesRefForEveryNumberOfRows) {
+  for (const int64_t rows : {1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 33, 64, 130, 256, 300}) {
+    for (LinearCase c : ModelCases(128, 64, 96)) {
+      c.rows = rows;
+      for (const bool early : {false, true}) {
+        c.early_start = c.early_release = early;
+        c.dtype = early ? GDN_F16 : GDN_BF16;
+        if (c.x_dtype != GDN_F32) c.x_dtype = c.dtype;
+        if (c.y_dtype != GDN_F32) c.y_dtype = c.dtype;
+        c.batch_invariant = rows % 2 == 1 && !early;
+        ExpectMatchesRef(c);
+      }
+    }
+  }
+}
+
+// Every combination of types, norm, gate and sum, with N and strides that no vector divides.
+TEST_F(LinearCuda, MatchesRefForEveryCombination) {
+  for (const gdn_dtype dtype : {GDN_BF16, GDN_F16}) {
+    for (const int64_t rows : {3, 13, 40}) {
+      for (const int64_t k : {8, 64, 72, 1000}) {
+        for (int bits = 0; bits < 32; ++bits) {
+          LinearCase c;
+          c.dtype = dtype;
+          c.rows = rows;
+          c.k = k;
+          c.n = (bits & 1) != 0 ? 34 : 33;
+          c.kind = (bits & 1) != 0 ? GDN_LINEAR_SILU_MUL : GDN_LINEAR_PLAIN;
+          c.x_dtype = (bits & 2) != 0 ? GDN_F32 : dtype;
+          c.norm = (bits & 4) != 0;
+          c.y_dtype = (bits & 8) != 0 ? GDN_F32 : dtype;
+          c.accumulate = (bits & 1) == 0 && (bits & 8) != 0;
+          c.x_pad = (bits & 16) != 0 ? 24 : 0;
+          c.y_pad = (bits & 16) != 0 ? 7 : 0;
+          c.seed = static_cast<uint32_t>(bits + 1);
+          ExpectMatchesRef(c);
+        }
+      }
+    }
+  }
+}
+
+// The shapes of a 0.8B model, whole: many tiles a block, rings that wrap, all of K = 3584.
+TEST_F(LinearCuda, MatchesRefForTheShapesOfAModel) {
+  for (const int64_t rows : {1, 5, 16, 48}) {
+    for (LinearCase c : ModelCases(1024, 2048, 3584)) {
+      if (c.kind == GDN_LINEAR_PLAIN && c.norm && c.y_dtype == GDN_BF16) c.n = 8224;
+      c.rows = rows;
+      c.early_start = true;
+      ExpectMatchesRef(c);
+    }
+  }
+  LinearCase head;  // More groups than any ring has slots.
+  head.rows = 2;
+  head.n = 40001;
+  head.k = 256;
+  head.x_dtype = head.y_dtype = GDN_F32;
+  head.norm = true;
+  ExpectMatchesRef(head);
+  LinearCase large;  // A large hidden size: the norm reads x twice; a row of n fills the memory.
+  large.n = 70;
+  large.norm = true;
+  for (const int64_t k : {5120, 12288, 32768}) {
+    for (const int64_t rows : {1, 7, 16}) {
+      large.k = k;
+      large.rows = rows;
+      ExpectMatchesRef(large);
+    }
+  }
+}
+
+TEST_F(LinearCuda, PassesOfALongPrefillMeet) {
+  for (LinearCase c : ModelCases(64, 64, 64)) {
+    c.rows = 2600;
+    ExpectMatchesRef(c);
+  }
+}
+
+TEST_F(LinearCuda, NoRowsLaunchNothing) {
+  LinearCase c;
+  c.rows = 2;
+  LinearCall call(c);
+  const Tensor before = call.y;
+  OnDevice device(call);
+  device.args().rows = 0;
+  ASSERT_EQ(device.Enqueue(), GDN_OK) << gdn_last_error();
+  device.stream().Synchronize();
+  device.y().Download(call.y.data());
+  EXPECT_EQ(call.y.bytes(), before.bytes());
+}
+
+TEST_F(LinearCuda, RepeatsGiveTheSameBits) {
+  for (const int64_t rows : {1, 7, 16, 40, 200}) {
+    for (LinearCase c : ModelCases(1024, 512, 768)) {
+      if (c.accumulate) c.accumulate = false;  // So that y is the same each time.
+      c.rows = rows;
+      c.early_start = true;
+      SCOPED_TRACE(c.Name());
+      LinearCall call(c);
+      const OnDevice device(call);
+      device.Run(call);
+      const std::vector<uint8_t> first = call.y.bytes();
+      for (int i = 0; i < 100; ++i) {
+        device.Run(call);
+        ASSERT_TRUE(call.y.bytes() == first) << "repeat " << i;
+      }
+    }
+  }
+}
+
+// A row alone, and at the end of and within larger batches.
+TEST_F(LinearCuda, BatchInvariantRowsKeepTheirBits) {
+  constexpr int64_t kMaxRows = 256;
+  for (LinearCase c : ModelCases(1024, 1536, 1792)) {
+    c.rows = kMaxRows;
+    c.batch_invariant = true;
+    LinearCall whole(c);
+    const LinearCall before = whole;
+    OnDevice(whole, kMaxRows).Run(whole);
+    for (const int64_t rows : {1, 2, 3, 8, 17, 64, 65, 255}) {
+      for (const int64_t first : {int64_t{0}, int64_t{1}, kMaxRows - rows}) {
+        SCOPED_TRACE(c.Name() + ": rows " + std::to_string(first) + " to " +
+                     std::to_string(first + rows));
+        LinearCall part = before;
+        OnDevice device(part, kMaxRows);
+        device.args().rows = rows;
+        device.args().x =
+            static_cast<const char*>(device.args().x) + first * c.x_stride() * SizeOf(c.x_dtype);
+        device.args().y =
+            static_cast<char*>(device.args().y) + first * c.y_stride() * SizeOf(c.y_dtype);
+        device.Run(part);
+        const int64_t begin = first * c.y_stride();
+        const int64_t end = (first + rows) * c.y_stride();
+        ASSERT_TRUE(part.y.Slice(begin, end) == whole.y.Slice(begin, end));
+        ASSERT_TRUE(part.y.Slice(0, begin) == before.y.Slice(0, begin));
+        ASSERT_TRUE(part.y.Slice(end, whole.y.size()) == before.y.Slice(end, whole.y.size()));
+      }
+    }
+  }
+}
+
+// A chain in one stream, with and without an early start: norm and product, gate, and the sum into
+// the input of the next round; the residual must be the same whatever overlapped.
+class Chain {
+ public:
+  Chain(int64_t rows, bool early, bool release)
+      : rows_(rows), early_(early), release_(release), cases_(ModelCases(kHidden, kMlp, kMlp)) {
+    cases_.pop_back();             // The head,
+    cases_.erase(cases_.begin());  // and the products of the mixer,
+    cases_.erase(cases_.begin());  // do not take part.
+    for (LinearCase& c : cases_) {
+      c.rows = rows;
+      c.y_pad = 0;
+      c.x_pad = 0;
+    }
+    for (int i = 0; i < kLayers; ++i) {
+      for (LinearCase& c : cases_) {
+        c.seed = static_cast<uint32_t>(7 + i);
+        const LinearCall call(c);
+        weights_.push_back(std::make_unique<DeviceBuffer>(call.weight));
+        norms_.push_back(std::make_unique<DeviceBuffer>(call.norm_weight));
+      }
+    }
+    for (const LinearCase& c : cases_) plans_.push_back(MakePlan(GDN_BACKEND_CUDA, c));
+    h_ = std::make_unique<DeviceBuffer>(static_cast<size_t>(rows * kHidden) * 4);
+    m_ = std::make_unique<DeviceBuffer>(static_cast<size_t>(rows * kMlp) * 2);
+    size_t bytes = 0;
+    for (int i = 0; i < 2; ++i) {
+      const gdn_exec exec = stream_.Exec();
+      const gdn_linear_args args = Args(0, i);
+      size_t needed = 0;
+      EXPECT_EQ(gdn_linear_workspace(&exec, &args, &needed), GDN_OK);
+      bytes = std::max(bytes, needed);
+    }
+    workspace_ = std::make_unique<DeviceBuffer>(bytes);
+  }
+
+  void Reset() {
+    LinearCase c = cases_[0];
+    c.rows = rows_;
+    const LinearCall call(c);
+    h_->Upload(call.x.data());
+  }
+  void Enqueue() const {
+    gdn_exec exec = stream_.Exec();
+    exec.workspace = workspace_->get();
+    exec.workspace_bytes = workspace_->bytes();
+    for (int layer = 0; layer < kLayers; ++layer) {
+      for (int i = 0; i < 2; ++i) {
+        const gdn_linear_args args = Args(layer, i);
+        ASSERT_EQ(gdn_linear(&exec, &args), GDN_OK) << gdn_last_error();
+      }
+    }
+  }
+  std::vector<uint8_t> Result() const {
+    stream_.Synchronize();
+    return h_->Bytes();
+  }
+  const Stream& stream() const { return stream_; }
+
+ private:
+  static constexpr int64_t kHidden = 512;
+  static constexpr int64_t kMlp = 1280;
+  static constexpr int kLayers = 12;
+
+  gdn_linear_args Args(int layer, int i) const {
+    gdn_linear_args args{};
+    args.plan = plans_[i].get();
+    args.rows = rows_;
+    args.x = i == 0 ? h_->get() : m_->get();
+    args.x_dtype = i == 0 ? GDN_F32 : GDN_BF16;
+    args.x_row_stride = i == 0 ? kHidden : kMlp;
+    args.norm_weight = i == 0 ? norms_[layer * 2]->get<float>() : nullptr;
+    args.norm_eps = 1e-6f;
+    args.weight = weights_[layer * 2 + i]->get();
+    args.y = i == 0 ? m_->get() : h_->get();
+    args.y_row_stride = i == 0 ? kMlp : kHidden;
+    args.early_start = early_;
+    args.early_release = release_;
+    return args;
+  }
+
+  int64_t rows_;
+  bool early_;
+  bool release_;
+  std::vector<LinearCase> cases_;
+  std::vector<LinearPlan> plans_;
+  std::vector<std::unique_ptr<DeviceBuffer>> weights_;
+  std::vector<std::unique_ptr<DeviceBuffer>> norms_;
+  std::unique_ptr<DeviceBuffer> h_;
+  std::unique_ptr<DeviceBuffer> m_;
+  std::unique_ptr<DeviceBuffer> workspace_;
+  Stream stream_;
+};
+
+TEST_F(LinearCuda, EarlyChainsAndGraphsGiveTheSameBits) {
+  for (const int64_t rows : {1, 6, 16, 33}) {
+    SCOPED_TRACE("rows " + std::to_string(rows));
+    Chain plain(rows, false, false);
+    plain.Reset();
+    plain.Enqueue();
+    const std::vector<uint8_t> expected = plain.Result();
+    for (const bool release : {false, true}) {
+      Chain early(rows, true, release);
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        early.Reset();
+        early.Enqueue();
+        ASSERT_TRUE(early.Result() == expected) << "release " << release << ", repeat " << repeat;
+      }
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t executable = nullptr;
+      Must(cudaStreamBeginCapture(early.stream().get(), cudaStreamCaptureModeThreadLocal));
+      early.Enqueue();
+      Must(cudaStreamEndCapture(early.stream().get(), &graph));
+      Must(cudaGraphInstantiate(&executable, graph, 0));
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        early.Reset();
+        Must(cudaGraphLaunch(executable, early.stream().get()));
+        ASSERT_TRUE(early.Result() == expected) << "graph, release " << release;
+      }
+      Must(cudaGraphExecDestroy(executable));
+      Must(cudaGraphDestroy(graph));
+    }
+  }
+}
+
+TEST_F(LinearCuda, RefusesWhatItCannotRead) {
+  LinearCase c;
+  c.rows = 40;
+  c.k = 64;
+  c.norm = true;
+  LinearCall call(c);
+  OnDevice device(call);
+  const auto refused = [&](auto&& change, gdn_status status, const std::string& sentence) {
+    gdn_linear_args args = device.args();
+    gdn_exec exec = device.Exec();
+    change(args, exec);
+    EXPECT_EQ(gdn_linear(&exec, &args), status);
+    EXPECT_NE(std::string(gdn_last_error()).find(sentence), std::string::npos) << gdn_last_error();
+  };
+  const auto shift = [](const void* pointer) { return static_cast<const char*>(pointer) + 8; };
+  refused([&](auto& a, auto&) { a.x = shift(a.x); }, GDN_INVALID_ARGUMENT, "rows of x must be");
+  refused([&](auto& a, auto&) { a.x_row_stride += 1; }, GDN_INVALID_ARGUMENT, "rows of x must be");
+  refused([&](auto& a, auto&) { a.weight = shift(a.weight); }, GDN_INVALID_ARGUMENT,
+          "weight must be 16-byte");
+  refused([&](auto& a, auto&) { a.norm_weight += 1; }, GDN_INVALID_ARGUMENT, "norm_weight must be");
+  refused([&](auto&, auto& e) { e.workspace_bytes -= 1; }, GDN_WORKSPACE_TOO_SMALL,
+          "linear_workspace");
+  device.stream().Synchronize();
+  EXPECT_TRUE(device.y().Bytes() == call.y.bytes());
+}
+
+}  // namespace
+}  // namespace gdn::kernels

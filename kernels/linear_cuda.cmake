@@ -1,0 +1,25 @@
+# The linear op: both back ends, its tests and its benchmark; included by cuda.cmake.
+
+target_sources(gdn_kernels PRIVATE capi/linear.cc ref/linear.cc)
+gdn_test(kernels_linear_op_test SRCS linear_op_test.cc DEPS gdn_kernels hwy::hwy)
+
+if(NOT GDN_CUDA)
+  return()
+endif()
+if(GDN_TESTS)
+  target_compile_definitions(kernels_linear_op_test PRIVATE GDN_TEST_CUDA)
+endif()
+
+target_sources(gdn_kernels PRIVATE
+  cuda/linear.cc cuda/linear_lt.cc cuda/linear_rows.cu cuda/linear_skinny.cu)
+target_link_libraries(gdn_kernels PUBLIC CUDA::cublasLt)
+target_link_libraries(gdn_kernels_shared PRIVATE CUDA::cublasLt)
+
+gdn_test(kernels_linear_cuda_test SRCS cuda/linear_test.cc DEPS gdn_kernels
+  LABELS gpu TIMEOUT 300)
+
+if(GDN_BENCH)
+  add_executable(linear_cuda_bench bench/linear_cuda_bench.cu)
+  target_include_directories(linear_cuda_bench PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(linear_cuda_bench PRIVATE gdn_kernels CUDA::cublasLt)
+endif()
