@@ -2,11 +2,6 @@
 // stored weights), in both precisions.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <fstream>
-#include <iterator>
-
 #include "tests/golden/testing.h"
 
 namespace gdn::golden {
@@ -43,13 +38,6 @@ std::string CaseName(const testing::TestParamInfo<Case>& info) {
          (info.param.precision == Precision::kFloat32 ? "_float32" : "_bfloat16");
 }
 
-std::string Key(int prompt, const std::string& name) { return std::to_string(prompt) + "." + name; }
-
-double Gap(std::vector<float> row) {
-  std::nth_element(row.begin(), row.begin() + 1, row.end(), std::greater<float>());
-  return double{row[0]} - double{row[1]};
-}
-
 class GoldenTest : public testing::TestWithParam<Case> {
  protected:
   GoldenTest() : goldens_(GetParam().checkpoint.golden_path) {
@@ -60,18 +48,8 @@ class GoldenTest : public testing::TestWithParam<Case> {
     vocab_ = static_cast<size_t>(stack_->info().vocab_size);
   }
 
-  // Compares rows of logits one position at a time.
   void ExpectRows(std::span<const float> ours, std::span<const float> golden) {
-    ASSERT_EQ(ours.size(), golden.size());
-    ASSERT_EQ(golden.size() % vocab_, 0u);
-    for (size_t row = 0; row < golden.size() / vocab_; ++row) {
-      const std::span<const float> a = ours.subspan(row * vocab_, vocab_);
-      const std::span<const float> b = golden.subspan(row * vocab_, vocab_);
-      ASSERT_LE(RelativeL2(a, b), GetParam().logits_bound) << "position " << row;
-      if (Gap({b.begin(), b.end()}) > GetParam().min_gap) {
-        ASSERT_EQ(ArgMax(a), ArgMax(b)) << "position " << row;
-      }
-    }
+    ExpectGoldenRows(ours, golden, vocab_, GetParam().logits_bound, GetParam().min_gap);
   }
 
   Goldens goldens_;
@@ -127,48 +105,12 @@ TEST_P(GoldenTest, StatesAfterThePrompt) {
   model::LoadOptions load;
   load.path = GetParam().checkpoint.model_dir;
   const model::ModelSpec spec = model::LoadModel(load)->spec;
-  const model::GdnDims& dims = spec.gdn;
   const double bound = GetParam().precision == Precision::kFloat32 ? 1e-4 : 3e-2;
   int compared = 0;
   for (int prompt = 0; goldens_.Has(Key(prompt, "prompt")); ++prompt) {
     Session session(stack_.get(), 3);
     session.Feed(goldens_.Ints(Key(prompt, "prompt")));
-    const pipeline::SlotState state = session.State();
-    for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
-      const std::string name = "layer" + std::to_string(layer);
-      if (!goldens_.Has(Key(prompt, name + ".recurrent_state"))) continue;
-      SCOPED_TRACE(Key(prompt, name));
-      ++compared;
-      // The golden is [HV][K][V], ours [HV][V][K].
-      const std::vector<float> golden = goldens_.Floats(Key(prompt, name + ".recurrent_state"));
-      ASSERT_EQ(static_cast<int64_t>(golden.size()), dims.recurrent_elements());
-      std::vector<float> ours(golden.size());
-      const float* block = state.recurrent.data() + layer * dims.recurrent_elements();
-      for (int64_t h = 0; h < dims.value_heads; ++h) {
-        for (int64_t k = 0; k < dims.key_dim; ++k) {
-          for (int64_t v = 0; v < dims.value_dim; ++v) {
-            ours[static_cast<size_t>((h * dims.key_dim + k) * dims.value_dim + v)] =
-                block[(h * dims.value_dim + v) * dims.key_dim + k];
-          }
-        }
-      }
-      EXPECT_LE(RelativeL2(ours, golden), bound);
-      // Both hold the newest columns; ours W-1 of them, zeros before the first token.
-      const std::vector<float> tail = goldens_.Floats(Key(prompt, name + ".conv_input_tail"));
-      const int64_t channels = dims.conv_channels();
-      const int64_t kept =
-          std::min<int64_t>(static_cast<int64_t>(tail.size()) / channels, dims.conv_width - 1);
-      const std::span<const float> golden_window =
-          std::span<const float>(tail).last(static_cast<size_t>(kept * channels));
-      const std::span<const float> our_window =
-          std::span<const float>(state.conv)
-              .subspan(static_cast<size_t>(layer * dims.conv_elements()),
-                       static_cast<size_t>(dims.conv_elements()));
-      EXPECT_LE(RelativeL2(our_window.last(golden_window.size()), golden_window), bound);
-      for (const float zero : our_window.first(our_window.size() - golden_window.size())) {
-        ASSERT_EQ(zero, 0.0f);
-      }
-    }
+    compared += ExpectGoldenStates(session.State(), goldens_, prompt, spec, bound);
   }
   if (GetParam().checkpoint.name == "demo") {
     EXPECT_EQ(compared, 6);
@@ -217,40 +159,16 @@ TEST_P(GoldenTest, SlicesOfTheStack) {
 INSTANTIATE_TEST_SUITE_P(Checkpoints, GoldenTest, testing::ValuesIn(AllCases()), CaseName);
 INSTANTIATE_TEST_SUITE_P(Checkpoints, GreedyTest, testing::ValuesIn(Float32Cases()), CaseName);
 
-// 32,768 bytes the model was not trained on, in windows of 4,096 from an empty state.
 class HeldOutTest : public testing::TestWithParam<Precision> {};
 
 TEST_P(HeldOutTest, BitsPerByte) {
-  std::ifstream file(SourcePath("tests/data/demo-gdn-7m/heldout.bin"), std::ios::binary);
-  const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
-  ASSERT_EQ(bytes.size(), 32768u);
   StackOptions options;
   options.cpu.precision = GetParam();
   options.cpu.num_slots = 2;
   const auto stack = LoadStack(SourcePath("deploy/models/demo-gdn-7m"), options);
-  const auto vocab = static_cast<size_t>(stack->info().vocab_size);
-  double bits = 0;
-  int64_t predicted = 0;
-  for (size_t begin = 0; begin < bytes.size(); begin += 4096) {
-    std::vector<int32_t> tokens;
-    for (size_t i = begin; i < begin + 4096; ++i) {
-      tokens.push_back(static_cast<unsigned char>(bytes[i]));
-    }
-    Session session(stack.get(), 1);
-    const std::vector<float> logits = session.Feed(tokens, Positions::kAll);
-    ASSERT_EQ(logits.size(), tokens.size() * vocab);
-    for (size_t i = 0; i + 1 < tokens.size(); ++i) {
-      const float* row = logits.data() + i * vocab;
-      const double top = *std::max_element(row, row + vocab);
-      double sum = 0;
-      for (size_t id = 0; id < vocab; ++id) sum += std::exp(row[id] - top);
-      bits -= (row[tokens[i + 1]] - top - std::log(sum)) / std::log(2.0);
-      ++predicted;
-    }
-  }
-  const double bound = GetParam() == Precision::kFloat32 ? 0.0005 : 0.003;
-  EXPECT_NEAR(bits / static_cast<double>(predicted), 1.1066, bound);
-  RecordProperty("bits_per_byte", std::to_string(bits / static_cast<double>(predicted)));
+  const double bits = HeldOutBitsPerByte(stack.get());
+  EXPECT_NEAR(bits, 1.1066, GetParam() == Precision::kFloat32 ? 0.0005 : 0.003);
+  RecordProperty("bits_per_byte", std::to_string(bits));
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, HeldOutTest,

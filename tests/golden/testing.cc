@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <fstream>
+#include <functional>
+#include <iterator>
 #include <limits>
 
 namespace gdn::golden {
@@ -24,6 +28,11 @@ std::vector<T> Copy(const model::TensorInfo& tensor) {
   std::vector<T> values(tensor.data.size() / sizeof(T));
   std::memcpy(values.data(), tensor.data.data(), values.size() * sizeof(T));
   return values;
+}
+
+double Gap(std::vector<float> row) {
+  std::nth_element(row.begin(), row.begin() + 1, row.end(), std::greater<float>());
+  return double{row[0]} - double{row[1]};
 }
 
 }  // namespace
@@ -86,6 +95,92 @@ int64_t ArgMax(std::span<const float> row) {
     if (row[i] > row[best]) best = i;
   }
   return static_cast<int64_t>(best);
+}
+
+std::string Key(int prompt, const std::string& name) { return std::to_string(prompt) + "." + name; }
+
+void ExpectGoldenRows(std::span<const float> ours, std::span<const float> golden, size_t vocab,
+                      double bound, double min_gap) {
+  ASSERT_EQ(ours.size(), golden.size());
+  ASSERT_EQ(golden.size() % vocab, 0u);
+  for (size_t row = 0; row < golden.size() / vocab; ++row) {
+    const std::span<const float> a = ours.subspan(row * vocab, vocab);
+    const std::span<const float> b = golden.subspan(row * vocab, vocab);
+    ASSERT_LE(RelativeL2(a, b), bound) << "position " << row;
+    if (Gap({b.begin(), b.end()}) > min_gap) {
+      ASSERT_EQ(ArgMax(a), ArgMax(b)) << "position " << row;
+    }
+  }
+}
+
+int ExpectGoldenStates(const pipeline::SlotState& state, const Goldens& goldens, int prompt,
+                       const model::ModelSpec& spec, double bound) {
+  const model::GdnDims& dims = spec.gdn;
+  int compared = 0;
+  for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
+    const std::string name = "layer" + std::to_string(layer);
+    if (!goldens.Has(Key(prompt, name + ".recurrent_state"))) continue;
+    SCOPED_TRACE(Key(prompt, name));
+    ++compared;
+    // The golden is [HV][K][V], ours [HV][V][K].
+    const std::vector<float> golden = goldens.Floats(Key(prompt, name + ".recurrent_state"));
+    EXPECT_EQ(static_cast<int64_t>(golden.size()), dims.recurrent_elements());
+    std::vector<float> ours(golden.size());
+    const float* block = state.recurrent.data() + layer * dims.recurrent_elements();
+    for (int64_t h = 0; h < dims.value_heads; ++h) {
+      for (int64_t k = 0; k < dims.key_dim; ++k) {
+        for (int64_t v = 0; v < dims.value_dim; ++v) {
+          ours[static_cast<size_t>((h * dims.key_dim + k) * dims.value_dim + v)] =
+              block[(h * dims.value_dim + v) * dims.key_dim + k];
+        }
+      }
+    }
+    EXPECT_LE(RelativeL2(ours, golden), bound);
+    // Both hold the newest columns; ours W-1 of them, zeros before the first token.
+    const std::vector<float> tail = goldens.Floats(Key(prompt, name + ".conv_input_tail"));
+    const int64_t channels = dims.conv_channels();
+    const int64_t kept =
+        std::min<int64_t>(static_cast<int64_t>(tail.size()) / channels, dims.conv_width - 1);
+    const std::span<const float> golden_window =
+        std::span<const float>(tail).last(static_cast<size_t>(kept * channels));
+    const std::span<const float> our_window =
+        std::span<const float>(state.conv)
+            .subspan(static_cast<size_t>(layer * dims.conv_elements()),
+                     static_cast<size_t>(dims.conv_elements()));
+    EXPECT_LE(RelativeL2(our_window.last(golden_window.size()), golden_window), bound);
+    for (const float zero : our_window.first(our_window.size() - golden_window.size())) {
+      EXPECT_EQ(zero, 0.0f);
+    }
+  }
+
+  return compared;
+}
+
+double HeldOutBitsPerByte(pipeline::Pipeline* pipeline) {
+  std::ifstream file(SourcePath("tests/data/demo-gdn-7m/heldout.bin"), std::ios::binary);
+  const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
+  EXPECT_EQ(bytes.size(), 32768u);
+  const auto vocab = static_cast<size_t>(pipeline->info().vocab_size);
+  double bits = 0;
+  int64_t predicted = 0;
+  for (size_t begin = 0; begin < bytes.size(); begin += 4096) {
+    std::vector<int32_t> tokens;
+    for (size_t i = begin; i < begin + 4096; ++i) {
+      tokens.push_back(static_cast<unsigned char>(bytes[i]));
+    }
+    Session session(pipeline, 1);
+    const std::vector<float> logits = session.Feed(tokens, pipeline::Positions::kAll);
+    if (logits.size() != tokens.size() * vocab) return NAN;
+    for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+      const float* row = logits.data() + i * vocab;
+      const double top = *std::max_element(row, row + vocab);
+      double sum = 0;
+      for (size_t id = 0; id < vocab; ++id) sum += std::exp(row[id] - top);
+      bits -= (row[tokens[i + 1]] - top - std::log(sum)) / std::log(2.0);
+      ++predicted;
+    }
+  }
+  return bits / static_cast<double>(predicted);
 }
 
 std::vector<float> Session::Feed(std::span<const int32_t> tokens, pipeline::Positions logits) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "server/model/model_spec.h"
 #include "server/model/safetensors.h"
 #include "server/model/weights.h"
 #include "server/pipeline/cpu_pipeline.h"
@@ -49,6 +50,21 @@ double RelativeL2(std::span<const float> a, std::span<const float> b);
 
 // Index of the largest value, the lowest on ties.
 int64_t ArgMax(std::span<const float> row);
+
+// The name of a prompt's tensor among the goldens.
+std::string Key(int prompt, const std::string& name);
+
+// Compares rows of logits one position at a time: relative L2, and the first choice where the
+// golden's two best differ by more than `min_gap`.
+void ExpectGoldenRows(std::span<const float> ours, std::span<const float> golden, size_t vocab,
+                      double bound, double min_gap);
+
+// Compares the states after a prompt; returns the number of layers that the goldens hold.
+int ExpectGoldenStates(const pipeline::SlotState& state, const Goldens& goldens, int prompt,
+                       const model::ModelSpec& spec, double bound);
+
+// Of 32,768 bytes the demo model was not trained on, in windows of 4,096 from an empty state.
+double HeldOutBitsPerByte(pipeline::Pipeline* pipeline);
 
 // One sequence on one slot, advanced call by call.
 class Session {
