@@ -36,8 +36,7 @@ void WatchSignals(const sigset_t& signals, gdn::Server* server) {
   std::_Exit(128 + signal);
 }
 
-// As many open files as the hard limit allows: each connection is one, and gRPC does not recover
-// from running out of them.
+// As many open files as the hard limit allows: each connection is one.
 void RaiseFileLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;

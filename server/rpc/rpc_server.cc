@@ -10,11 +10,11 @@
 
 #include <chrono>
 #include <mutex>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/rpc/acceptor.h"
 #include "server/rpc/batch_handler.h"
 #include "server/rpc/call.h"
 #include "server/rpc/convert.h"
@@ -28,18 +28,10 @@ namespace {
 
 constexpr const char* kServiceNames[] = {"gdn.v1.Inference", "gdn.v1.Sessions"};
 
-// What gRPC has to say is for those who ask: a failure that matters comes back as a status.
 constexpr int kMaxSyncThreads = 32;
 
+// What gRPC has to say is for those who ask: a failure that matters comes back as a status.
 void LogOfGrpc(gpr_log_func_args* args) {
-  // Out of file descriptors, gRPC stops accepting connections for good.
-  if (std::string_view(args->message).find("accept4") != std::string_view::npos) {
-    spdlog::error(
-        "grpc: {}; no new connections are accepted: restart with a higher limit of open "
-        "files (ulimit -n)",
-        args->message);
-    return;
-  }
   spdlog::debug("grpc: {} ({}:{})", args->message, args->file, args->line);
 }
 
@@ -57,8 +49,6 @@ void Configure(const RpcOptions& options, grpc::ServerBuilder* builder) {
   builder->SetMaxSendMessageSize(options.max_message_bytes);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_concurrent_streams);
   builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
-  // By default a second server could take half of the first one's connections, unnoticed.
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   // A client may ping every 10 s, also through a long silent prefill or without a call. Half of
   // that is the limit, because pings are bunched up by the network.
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
@@ -83,7 +73,7 @@ class RpcServerImpl final : public RpcServer {
   ~RpcServerImpl() override { Shutdown(0); }
 
   absl::Status Start(const RpcOptions& options);
-  int port() const override { return port_; }
+  int port() const override { return acceptor_->port(); }
   const std::string& address() const override { return address_; }
   void SetReady(engine::Engine* engine, const ModelFacts& facts) override;
   void BeginDrain() override;
@@ -97,36 +87,36 @@ class RpcServerImpl final : public RpcServer {
   LiveCount live_count_;
   std::unique_ptr<Served> served_;
   std::vector<std::unique_ptr<Poller>> pollers_;
+  std::unique_ptr<Acceptor> acceptor_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections_;  // Into server_.
   std::unique_ptr<grpc::Server> server_;
   RpcOptions options_;
   std::string address_;
-  int port_ = 0;
 };
 
 absl::Status RpcServerImpl::Start(const RpcOptions& options) {
   options_ = options;
-  const size_t colon = options.listen.rfind(':');
-  if (colon == std::string::npos || colon + 1 == options.listen.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--listen: '", options.listen, "' is not host:port, as in 127.0.0.1:50051"));
-  }
+  auto acceptor = Acceptor::Listen(options.listen);
+  if (!acceptor.ok()) return acceptor.status();
+  acceptor_ = *std::move(acceptor);
   InitProcessOnce();
   grpc::ServerBuilder builder;
   Configure(options, &builder);
   builder.RegisterService(&env_.inference);
   builder.RegisterService(&env_.sessions);
-  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &port_);
+  connections_ = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      grpc::InsecureServerCredentials());
   for (int32_t i = 0; i < options.threads; ++i) {
     pollers_.push_back(std::make_unique<Poller>(builder.AddCompletionQueue(), &live_count_));
   }
   server_ = builder.BuildAndStart();
-  if (server_ == nullptr || port_ == 0) {
-    return absl::UnavailableError(absl::StrCat(
-        "cannot listen on ", options.listen,
-        ": the port is taken, or the address is not one of this machine; choose another with "
-        "--listen, where port 0 takes any free one"));
+  if (server_ == nullptr) {
+    return absl::UnavailableError(
+        "cannot start gRPC; --log-level=debug shows what it says about it");
   }
-  address_ = absl::StrCat(options.listen.substr(0, colon), ":", port_);
+  const size_t host_size = options.listen.rfind(':');
+  address_ = absl::StrCat(options.listen.substr(0, host_size), ":", acceptor_->port());
   SetServing(false);
   for (const auto& poller : pollers_) {
     poller->Start([this, &poller = *poller] {
@@ -137,6 +127,12 @@ absl::Status RpcServerImpl::Start(const RpcOptions& options) {
       ServeGenerate(env_, poller);
     });
   }
+  acceptor_->Start([this](int listener_fd, int fd) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.listener_fd = listener_fd;
+    connection.fd = fd;
+    connections_->HandleNewConnection(&connection);
+  });
   return absl::OkStatus();
 }
 
@@ -165,6 +161,7 @@ bool RpcServerImpl::WaitForCalls(int64_t timeout_ms) {
 
 void RpcServerImpl::Shutdown(int64_t grace_ms) {
   if (server_ == nullptr) return;
+  acceptor_->Stop();  // First: gRPC would leak a connection that it gets later.
   // Returns once every call has ended, which the handlers see to; the pollers run until then.
   server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(grace_ms));
   for (const auto& poller : pollers_) poller->Stop();

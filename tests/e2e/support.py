@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import struct
 import subprocess
@@ -50,7 +51,7 @@ def eventually(predicate, what, deadline_s=PATIENCE_S):
 class Server:
     """A gdn_server process on free ports of the loopback interface."""
 
-    def __init__(self, *flags, model=MODEL, metrics=False):
+    def __init__(self, *flags, model=MODEL, metrics=False, max_files=None):
         self._folder = tempfile.TemporaryDirectory()
         self.log_path = os.path.join(self._folder.name, "log")
         port_file = os.path.join(self._folder.name, "port")
@@ -58,8 +59,10 @@ class Server:
                    "--port-file", port_file, "--metrics-listen",
                    "127.0.0.1:0" if metrics else "off", *flags]
         with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log,
-                                            stderr=log)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                preexec_fn=max_files and (lambda: resource.setrlimit(
+                    resource.RLIMIT_NOFILE, (max_files, max_files))))
         try:
             eventually(lambda: os.path.exists(port_file) or self.process.poll() is not None,
                        "the server opens its port")
@@ -170,6 +173,10 @@ class Client:
 
     def model(self):
         return self.inference.GetModel(inference_pb2.GetModelRequest(), timeout=PATIENCE_S)
+
+    def model_later(self):
+        """A future of the answer."""
+        return self.inference.GetModel.future(inference_pb2.GetModelRequest(), timeout=PATIENCE_S)
 
     def create(self, **fields):
         return self.sessions.CreateSession(sessions_pb2.CreateSessionRequest(**fields),
