@@ -3,7 +3,6 @@
 
 target_sources(gdn_kernels PRIVATE capi/fused_decode.cc ref/fused_decode.cc)
 gdn_test(kernels_fused_test SRCS fused_decode_test.cc DEPS gdn_kernels)
-include(linear_cuda.cmake)  # linear
 
 if(NOT GDN_CUDA)
   return()

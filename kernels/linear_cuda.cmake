@@ -1,4 +1,5 @@
-# The linear op: both back ends, its tests and its benchmark; included by cuda.cmake.
+# The linear op: both back ends, its tests and its benchmark; included by
+# CMakeLists.txt after cuda.cmake.
 
 target_sources(gdn_kernels PRIVATE capi/linear.cc ref/linear.cc)
 gdn_test(kernels_linear_op_test SRCS linear_op_test.cc DEPS gdn_kernels hwy::hwy)
@@ -21,5 +22,7 @@ gdn_test(kernels_linear_cuda_test SRCS cuda/linear_test.cc DEPS gdn_kernels
 if(GDN_BENCH)
   add_executable(linear_cuda_bench bench/linear_cuda_bench.cu)
   target_include_directories(linear_cuda_bench PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_options(linear_cuda_bench PRIVATE
+    $<$<COMPILE_LANGUAGE:CUDA>:${GDN_CUDA_OPTIONS}>)
   target_link_libraries(linear_cuda_bench PRIVATE gdn_kernels CUDA::cublasLt)
 endif()

@@ -92,7 +92,7 @@ const Product kProducts[] = {
 
 struct Options {
   std::vector<int64_t> rows = {1, 4, 16, 64, 256};
-  std::string shapes = "in,out,gate_up,down,head";
+  std::vector<std::string> shapes = {"in", "out", "gate_up", "down", "head"};
   bool lt = true;
   bool invariant = false;
   bool singles = true;
@@ -128,9 +128,10 @@ class Bench {
       std::printf("\n%-8s %5s | %9s %9s %7s | %9s %9s %7s | %9s %7s\n", "product", "rows", "us",
                   "early us", "release", "GB/s", "early", "% read", "lt us", "lt GB/s");
       for (const Product& product : kProducts) {
-        if (("," + options_.shapes + ",").find("," + std::string(product.name) + ",") ==
-            std::string::npos)
+        if (std::find(options_.shapes.begin(), options_.shapes.end(), product.name) ==
+            options_.shapes.end()) {
           continue;
+        }
         for (const int64_t rows : options_.rows) Single(product, rows);
       }
     }
@@ -365,6 +366,15 @@ class Bench {
   double read_ = 0.0;
 };
 
+// Calls `item` with each element of a comma-separated list.
+void ForEach(const std::string& list, const std::function<void(const std::string&)>& item) {
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    item(list.substr(begin, end - begin));
+    begin = end + 1;
+  }
+}
+
 Options Parse(int argc, char** argv) {
   Options options;
   for (int i = 1; i < argc; ++i) {
@@ -374,13 +384,10 @@ Options Parse(int argc, char** argv) {
     const std::string value = equals == std::string::npos ? "" : argument.substr(equals + 1);
     if (name == "--rows") {
       options.rows.clear();
-      for (size_t begin = 0; begin <= value.size();) {
-        const size_t end = std::min(value.find(',', begin), value.size());
-        options.rows.push_back(std::stoll(value.substr(begin, end - begin)));
-        begin = end + 1;
-      }
+      ForEach(value, [&](const std::string& item) { options.rows.push_back(std::stoll(item)); });
     } else if (name == "--shapes") {
-      options.shapes = value;
+      options.shapes.clear();
+      ForEach(value, [&](const std::string& item) { options.shapes.push_back(item); });
     } else if (name == "--no-lt") {
       options.lt = false;
     } else if (name == "--invariant") {

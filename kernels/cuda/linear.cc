@@ -161,7 +161,8 @@ gdn_status MakeLinearPlan(const gdn_linear_shape& shape, std::unique_ptr<gdn_lin
   GDN_RETURN_IF_ERROR(CheckCuda(
       kPlanOp,
       cudaDeviceGetAttribute(&plan->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index)));
-  GDN_RETURN_IF_ERROR(CheckCuda(kPlanOp, PrepareLinearSkinny(plan->shared_bytes)));
+  GDN_RETURN_IF_ERROR(
+      CheckCuda(kPlanOp, PrepareLinearSkinny(shape.weight_dtype, shape.k, plan->shared_bytes)));
   plan->skinny_rows = LinearSkinnyRows(shape.k, plan->shared_bytes);
   GDN_CHECK_ARG(plan->skinny_rows > 0, GDN_UNSUPPORTED_SHAPE,
                 "%s: k %lld needs more shared memory than the device's %d bytes a block", kPlanOp,

@@ -37,7 +37,11 @@ struct LinearSkinnyParams {
   bool silu;
   bool accumulate;
   LinearOrder order;
-  int32_t slots;  // Of each warp's ring.
+
+  // How the launcher divides the work (linear_skinny.cu).
+  int32_t tiles_each;
+  int32_t tiles_more;
+  int32_t slots;
 };
 
 // The product for few rows: one launch for norm, product, gate and residual. Each block keeps all
@@ -45,8 +49,8 @@ struct LinearSkinnyParams {
 constexpr int64_t kLinearSkinnyRows = 16;
 // How many rows one launch takes at this K on a device with so much shared memory a block; 0: none.
 int64_t LinearSkinnyRows(int64_t k, int shared_bytes);
-// Once for each device, before the first launch there.
-cudaError_t PrepareLinearSkinny(int shared_bytes);
+// Before the first launch for such weights on a device.
+cudaError_t PrepareLinearSkinny(gdn_dtype weight_dtype, int64_t k, int shared_bytes);
 cudaError_t LaunchLinearSkinny(gdn_dtype weight_dtype, const LinearSkinnyParams& params,
                                int multiprocessors, int shared_bytes, cudaStream_t stream);
 

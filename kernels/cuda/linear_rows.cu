@@ -11,19 +11,18 @@ namespace {
 template <typename W>
 __global__ void __launch_bounds__(kThreads)
     RowsKernel(const __grid_constant__ LinearRows p, const LinearOrder order, W* n) {
-  __shared__ float scratch[kWarps * 2 * kGroupRows];
+  __shared__ NormScratch scratch;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const Slice slice = SliceOf(p.k, static_cast<int>(threadIdx.x) / 32);
   if (order.early_release) AllowNextKernel();
-  HeldNormWeights weights;
-  weights.Load(p, slice, lane);
+  LoadNormWeights(p, slice, &scratch);
   WaitForPreviousKernel();
   AllowNextKernel();
-  PrepareRows<W>(p, static_cast<int>(blockIdx.x) * 2 * kGroupRows, slice, weights, scratch,
-                 [&](int row, int step, uint4 piece) {
-                   const int k = (slice.first + step) * kStep + lane % 4 * kPiece;
-                   if (k < p.k) *reinterpret_cast<uint4*>(n + int64_t{row} * p.k + k) = piece;
-                 });
+  PrepareRows<W, 2>(p, static_cast<int>(blockIdx.x) * 2 * kGroupRows, slice, &scratch,
+                    [&](int row, int step, uint4 piece) {
+                      const int k = (slice.first + step) * kStep + lane % 4 * kPiece;
+                      if (k < p.k) *reinterpret_cast<uint4*>(n + int64_t{row} * p.k + k) = piece;
+                    });
 }
 
 __global__ void __launch_bounds__(256) GateKernel(const __grid_constant__ LinearGateParams a) {

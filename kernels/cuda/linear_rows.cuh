@@ -83,8 +83,8 @@ __device__ inline void LoadX(const LinearRows& p, int row, int k, float (&v)[kPi
 }
 
 __device__ inline void LoadNormWeight(const float* weight, int k, float (&v)[kPiece]) {
-  const float4 low = __ldg(reinterpret_cast<const float4*>(weight + k));
-  const float4 high = __ldg(reinterpret_cast<const float4*>(weight + k + 4));
+  const float4 low = *reinterpret_cast<const float4*>(weight + k);
+  const float4 high = *reinterpret_cast<const float4*>(weight + k + 4);
   v[0] = low.x;
   v[1] = low.y;
   v[2] = low.z;
@@ -93,6 +93,11 @@ __device__ inline void LoadNormWeight(const float* weight, int k, float (&v)[kPi
   v[5] = high.y;
   v[6] = high.z;
   v[7] = high.w;
+}
+
+template <typename W>
+__device__ inline uint4 RoundPiece(const float (&x)[kPiece]) {
+  return {Pack<W>(x[0], x[1]), Pack<W>(x[2], x[3]), Pack<W>(x[4], x[5]), Pack<W>(x[6], x[7])};
 }
 
 template <typename W>
@@ -106,39 +111,50 @@ __device__ inline uint4 NormPiece(const float (&x)[kPiece], float rstd, const fl
 // Steps of a slice whose elements stay in registers between the norm's two passes.
 constexpr int kHeldSteps = 4;
 
-// The weights of the norm for this warp's first steps: loaded before the wait for x.
-struct HeldNormWeights {
-  float v[kHeldSteps][kPiece];
-
-  __device__ void Load(const LinearRows& p, Slice slice, int lane) {
-    if (p.norm_weight == nullptr) return;
-#pragma unroll
-    for (int s = 0; s < kHeldSteps; ++s) {
-      const int k = (slice.first + s) * kStep + lane % 4 * kPiece;
-      if (s < slice.count && k < p.k) LoadNormWeight(p.norm_weight, k, v[s]);
-    }
-  }
+// The norm's weights for those steps, kept in shared memory from before the wait for x, and the
+// sums of squares.
+struct NormScratch {
+  float weights[kWarps][kHeldSteps * kStep];
+  float sums[kWarps][2 * kGroupRows];
 };
 
-// Calls store(row, step, piece) for the rows first_row + g and first_row + 8 + g of each lane, as
-// far as there are such rows, and every step of the warp's slice; zero beyond K. `scratch` holds
-// kWarps * 16 floats of shared memory. By all threads of a block of kThreads.
-template <typename W, typename Store>
+// By a whole warp, for itself.
+__device__ inline void LoadNormWeights(const LinearRows& p, Slice slice, NormScratch* scratch) {
+  if (p.norm_weight == nullptr) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int k = slice.first * kStep + lane * 4;  // kHeldSteps * kStep = 32 * 4.
+  static_assert(kHeldSteps * kStep == 32 * 4);
+  if (lane * 4 < slice.count * kStep && k < p.k) {
+    *reinterpret_cast<float4*>(&scratch->weights[warp][lane * 4]) =
+        __ldg(reinterpret_cast<const float4*>(p.norm_weight + k));
+  }
+  __syncwarp();
+}
+
+// A barrier of the kThreads threads that work on rows; a block may have others.
+__device__ inline void SyncConsumers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
+
+// Calls store(row, step, piece) for row first_row + g of each lane, with two halves row
+// first_row + 8 + g too, as far as there are such rows, and every step of the warp's slice; zero
+// beyond K. LoadNormWeights has been called. By the kThreads first threads of a block.
+template <typename W, int kHalves, typename Store>
 __device__ inline void PrepareRows(const LinearRows& p, int first_row, Slice slice,
-                                   const HeldNormWeights& held_weights, float* scratch,
-                                   Store&& store) {
+                                   NormScratch* scratch, Store&& store) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane_k = slice.first * kStep + lane % 4 * kPiece;
   const int row0 = first_row + lane / 4;
-  const bool has_row[2] = {row0 < p.rows, row0 + kGroupRows < p.rows};
   const uint4 zero = {0, 0, 0, 0};
+  const auto has_row = [&](int half) { return row0 + half * kGroupRows < p.rows; };
 
   if (p.norm_weight == nullptr && !p.x_is_f32) {
-    constexpr int kBatch = 16;  // Loads in flight.
+    constexpr int kBatch = 12;  // Loads in flight.
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (!has_row[half]) continue;
+    for (int half = 0; half < kHalves; ++half) {
+      if (!has_row(half)) continue;
       const int row = row0 + half * kGroupRows;
       const W* const x = static_cast<const W*>(p.x) + row * p.x_row_stride + lane_k;
       for (int s0 = 0; s0 < slice.count; s0 += kBatch) {
@@ -160,12 +176,12 @@ __device__ inline void PrepareRows(const LinearRows& p, int first_row, Slice sli
     return;
   }
 
-  float held[2][kHeldSteps][kPiece];
-  float rstd[2] = {1.0f, 1.0f};
+  float held[kHalves][kHeldSteps][kPiece];
+  float rstd[kHalves];
   if (p.norm_weight != nullptr) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (!has_row[half]) continue;
+    for (int half = 0; half < kHalves; ++half) {
+      if (!has_row(half)) continue;
 #pragma unroll
       for (int s = 0; s < kHeldSteps; ++s) {
         const int k = lane_k + s * kStep;
@@ -173,9 +189,9 @@ __device__ inline void PrepareRows(const LinearRows& p, int first_row, Slice sli
       }
     }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < kHalves; ++half) {
       float sum = 0.0f;
-      if (has_row[half]) {
+      if (has_row(half)) {
 #pragma unroll
         for (int s = 0; s < kHeldSteps; ++s) {
           if (s < slice.count && lane_k + s * kStep < p.k) {
@@ -193,30 +209,30 @@ __device__ inline void PrepareRows(const LinearRows& p, int first_row, Slice sli
         }
       }
       sum = LaneSum<3>(sum);
-      if (lane % 4 == 0) scratch[warp * 2 * kGroupRows + half * kGroupRows + lane / 4] = sum;
+      if (lane % 4 == 0) scratch->sums[warp][half * kGroupRows + lane / 4] = sum;
     }
-    __syncthreads();
+    SyncConsumers();
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < kHalves; ++half) {
       float sum = 0.0f;
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) {
-        sum += scratch[w * 2 * kGroupRows + half * kGroupRows + lane / 4];
-      }
+      for (int w = 0; w < kWarps; ++w) sum += scratch->sums[w][half * kGroupRows + lane / 4];
       rstd[half] = rsqrtf(sum / static_cast<float>(p.k) + p.norm_eps);
     }
   }
 
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (!has_row[half]) continue;
+  for (int half = 0; half < kHalves; ++half) {
+    if (!has_row(half)) continue;
     const int row = row0 + half * kGroupRows;
     if (p.norm_weight != nullptr) {
 #pragma unroll
       for (int s = 0; s < kHeldSteps; ++s) {
         if (s >= slice.count) continue;
+        float w[kPiece];
+        LoadNormWeight(scratch->weights[warp], s * kStep + lane % 4 * kPiece, w);
         const bool inside = lane_k + s * kStep < p.k;
-        store(row, s, inside ? NormPiece<W>(held[half][s], rstd[half], held_weights.v[s]) : zero);
+        store(row, s, inside ? NormPiece<W>(held[half][s], rstd[half], w) : zero);
       }
     }
     for (int s = p.norm_weight != nullptr ? kHeldSteps : 0; s < slice.count; ++s) {
@@ -227,9 +243,13 @@ __device__ inline void PrepareRows(const LinearRows& p, int first_row, Slice sli
       }
       float v[kPiece];
       LoadX<W>(p, row, k, v);
-      float w[kPiece] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
-      if (p.norm_weight != nullptr) LoadNormWeight(p.norm_weight, k, w);
-      store(row, s, NormPiece<W>(v, rstd[half], w));
+      if (p.norm_weight != nullptr) {
+        float w[kPiece];
+        LoadNormWeight(p.norm_weight, k, w);
+        store(row, s, NormPiece<W>(v, rstd[half], w));
+      } else {
+        store(row, s, RoundPiece<W>(v));
+      }
     }
   }
 }
