@@ -26,6 +26,7 @@ from gdn.v1 import inference_pb2, inference_pb2_grpc, sessions_pb2, sessions_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 SOURCE = os.environ["GDN_SOURCE_DIR"]
+DEVICE = os.environ.get("GDN_E2E_DEVICE", "")  # "cuda": the same tests on a GPU.
 MODEL = os.path.join(SOURCE, "deploy/models/demo-gdn-7m")
 GOLDEN = os.path.join(SOURCE, "tests/data/demo-gdn-7m/golden.safetensors")
 PROMPT = b"And God said unto Moses, "
@@ -55,6 +56,9 @@ class Server:
         self._folder = tempfile.TemporaryDirectory()
         self.log_path = os.path.join(self._folder.name, "log")
         port_file = os.path.join(self._folder.name, "port")
+        if DEVICE:  # The products are bfloat16 there.
+            flags = [flag for flag in flags if not flag.startswith("--precision")]
+            flags.append(f"--device={DEVICE}")
         command = [os.environ["GDN_SERVER"], "--model", model, "--listen", "127.0.0.1:0",
                    "--port-file", port_file, "--metrics-listen",
                    "127.0.0.1:0" if metrics else "off", *flags]
