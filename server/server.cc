@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/device.h"
+#include "server/memory.h"
 #include "server/model/weights.h"
 #include "server/rpc/model_facts.h"
 
@@ -111,6 +112,12 @@ absl::Status Server::Load() {
   pipeline_ = *std::move(pipeline);
   facts.state_bytes_per_session = pipeline_->info().state_bytes_per_slot;
   facts.max_sessions = pipeline_->info().num_slots - 1;  // The engine warms up in one of its own.
+  if (device_ == Device::kCpu) {
+    auto warning =
+        CheckStateMemory(facts.max_sessions, facts.state_bytes_per_session, ReadMemoryLimits());
+    if (!warning.ok()) return warning.status();
+    if (!warning->empty()) spdlog::warn("{}", *warning);
+  }
   metrics_->SetModel({.name = facts.name,
                       .architecture = facts.architecture,
                       .fingerprint = facts.fingerprint,
@@ -126,6 +133,10 @@ absl::Status Server::Load() {
   pipeline_->set_kernel_timer(metrics_.get());  // The warm-up is not typical.
   metrics_->SetLevelsSource([engine = engine_.get()] { return engine->levels(); });
   engine_->Start();
+  trimmer_ = std::make_unique<MemoryTrimmer>([engine = engine_.get()] {
+    const engine::Levels levels = engine->levels();
+    return levels.queued_calls == 0 && levels.running_streams == 0 && levels.slots_in_flight == 0;
+  });
   rpc_->SetReady(engine_.get(), facts);
   ready_ = true;
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
@@ -170,6 +181,7 @@ void Server::TakeDown(int64_t grace_ms) {
   ready_ = false;
   // A call ends only when the engine has ended it or it is cancelled, so the transport goes first.
   if (rpc_ != nullptr) rpc_->Shutdown(grace_ms);
+  trimmer_ = nullptr;
   if (metrics_ != nullptr) metrics_->SetLevelsSource(nullptr);
   if (engine_ != nullptr) engine_->Stop();
 }

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "server/engine/clock.h"
 #include "server/engine/engine.h"
+#include "server/memory_trimmer.h"
 #include "server/metrics/metrics.h"
 #include "server/options.h"
 #include "server/pipeline/pipeline.h"
@@ -56,6 +57,7 @@ class Server {
   std::unique_ptr<pipeline::Pipeline> pipeline_;
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<rpc::RpcServer> rpc_;
+  std::unique_ptr<MemoryTrimmer> trimmer_;
   std::atomic<bool> ready_ = false;
 
   std::mutex mutex_;

@@ -75,8 +75,13 @@ Metrics::Metrics(const std::string& version) : impl_(std::make_shared<Impl>(vers
 Metrics::~Metrics() { impl_->exposer.reset(); }
 
 absl::Status Metrics::Listen(const std::string& address) {
+  // A connection that says nothing holds a thread until it times out. By default there are two
+  // threads and half a minute.
+  const std::vector<std::string> options = {
+      "listening_ports",    address, "num_threads",       "8",
+      "request_timeout_ms", "2000",  "enable_keep_alive", "no"};
   try {
-    impl_->exposer = std::make_unique<prometheus::Exposer>(address);
+    impl_->exposer = std::make_unique<prometheus::Exposer>(options);
     impl_->exposer->RegisterCollectable(impl_);
     impl_->port = impl_->exposer->GetListeningPorts().front();
     return absl::OkStatus();

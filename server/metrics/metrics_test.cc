@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
@@ -55,8 +56,8 @@ std::set<std::string> FamilyNames(const std::string& page) {
   return names;
 }
 
-// One HTTP request; the whole answer.
-std::string Get(int port, const std::string& path) {
+// A connection to be closed, or -1.
+int Connect(int port) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   const timeval timeout = {.tv_sec = 10, .tv_usec = 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
@@ -64,8 +65,16 @@ std::string Get(int port, const std::string& path) {
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) return fd;
+  close(fd);
+  return -1;
+}
+
+// One HTTP request; the whole answer.
+std::string Get(int port, const std::string& path) {
+  const int fd = Connect(port);
   std::string answer;
-  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
+  if (fd >= 0) {
     const std::string request = "GET " + path + " HTTP/1.0\r\nHost: localhost\r\n\r\n";
     EXPECT_EQ(send(fd, request.data(), request.size(), 0), std::ssize(request));
     char buffer[4096];
@@ -265,6 +274,23 @@ TEST_F(MetricsTest, ATakenPortIsAStatus) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_NE(status.message().find(address), absl::string_view::npos) << status;
   EXPECT_NE(status.message().find("--metrics-listen"), absl::string_view::npos) << status;
+}
+
+TEST_F(MetricsTest, SilentConnectionsDoNotKeepAScrapeWaiting) {
+  ASSERT_TRUE(metrics_.Listen("127.0.0.1:0").ok());
+  std::vector<int> silent(8);
+  for (int& fd : silent) {
+    fd = Connect(metrics_.port());
+    ASSERT_GE(fd, 0);
+  }
+  EXPECT_TRUE(Get(metrics_.port(), "/metrics").starts_with("HTTP/1.1 200"));
+  char byte = 0;
+  for (const int fd : silent) {
+    // Dropped, whether or not it is told so; not open until this end gives up.
+    const ssize_t received = recv(fd, &byte, 1, 0);
+    EXPECT_FALSE(received < 0 && errno == EAGAIN);
+    close(fd);
+  }
 }
 
 // docs/metrics.md has a table row `| \`name\` | ...` for each family, and no others.
