@@ -18,13 +18,13 @@ std::optional<BatchResult> EngineImpl::Take(Call* call) {
   const Lock lock(mu_);
   if (!call->done || std::exchange(call->delivered, true)) return std::nullopt;
   BatchResult result;
-  result.status = call->status;
   result.timings = call->timings;
   result.sequences.reserve(call->sequences.size());
   for (CallSequence& sequence : call->sequences) {
     if (!sequence.done) sequence.result.status = call->status;
     result.sequences.push_back(std::move(sequence.result));
   }
+  result.status = std::move(call->status);
   return result;
 }
 
@@ -40,16 +40,14 @@ std::optional<GenerateChunk> EngineImpl::Drain(Call* call) {
     if (call->done) {
       call->delivered = true;
       chunk.done = true;
-      chunk.status = call->status;
+      chunk.status = std::move(call->status);
       chunk.finish_reason = stream.finish_reason;
       chunk.input_tokens = call->sequences[0].length;
       chunk.output_tokens = stream.output_tokens;
       chunk.time_to_first_token_ns = stream.first_token_ns;
       chunk.timings = call->timings;
     } else if (stream.paused) {
-      stream.paused = false;
-      --blocked_streams_;
-      outbox.Add(Outbox::Event::kStreamBlocked, clock_->NowNs() - stream.paused_since_ns);
+      Resume(&stream, clock_->NowNs(), &outbox);
       QueueDecode(call);
       Wake();
     }

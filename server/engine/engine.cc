@@ -34,7 +34,8 @@ EngineImpl::EngineImpl(EngineOptions options, pipeline::Pipeline* pipeline, Cloc
       observer_(observer),
       pool_(pipeline->info().num_slots),
       scheduler_(
-          {options.max_batch_rows, options.prefill_chunk_tokens, options.prefill_token_budget}) {
+          {options.max_batch_rows, options.prefill_chunk_tokens, options.prefill_token_budget}),
+      steps_(pipeline->info().max_in_flight) {
   Outbox outbox;
   Publish(&outbox);
 }
@@ -179,6 +180,7 @@ int64_t EngineImpl::FinishDrain(int64_t deadline_ns) {
     if (!thread_running_ && Turn(lock)) continue;
     done_cv_.wait_for(lock, WaitTime(deadline_ns, now));
   }
+  if (!thread_running_ && !stopping_) Settle(lock);
   Outbox outbox;
   const int64_t ended = EndAll(
       absl::UnavailableError("the server is shutting down; retry on another server"), &outbox);
@@ -198,8 +200,9 @@ void EngineImpl::Stop() {
   if (thread_.joinable()) thread_.join();
   Outbox outbox;
   {
-    const Lock lock(mu_);
+    Lock lock(mu_);
     thread_running_ = false;
+    Settle(lock);
     nothing_to_run_.clear();
     EndAll(absl::UnavailableError("the server has stopped; retry on another server"), &outbox);
     for (CopyCommand* command : copies_) {

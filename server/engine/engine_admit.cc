@@ -78,7 +78,7 @@ absl::StatusOr<std::unique_ptr<GenerateCall>> EngineImpl::Generate(GenerateReque
   call->stream = std::make_unique<Stream>();
   Stream& stream = *call->stream;
   stream.seed = call->sequences[0].sample.seed;
-  stream.max_new_tokens = request.max_new_tokens;
+  stream.total_tokens = request.max_new_tokens;
   stream.return_logits = request.return_logits;
   stream.buffer_limit = StreamBufferLimit(request, options_, info);
   stream.stop_ids = request.stop_token_ids;

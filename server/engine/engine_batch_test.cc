@@ -9,7 +9,7 @@ namespace {
 
 using EngineBatchTest = EngineFixture;
 
-TEST_F(EngineBatchTest, RaggedBatchEqualsEachAlone) {
+TEST_P(EngineBatchTest, RaggedBatchEqualsEachAlone) {
   Make(8);
   const std::vector<int64_t> lengths = {0, 1, 3, 64, 65, 500};
   std::vector<SequenceRequest> sequences;
@@ -52,7 +52,7 @@ TEST_F(EngineBatchTest, RaggedBatchEqualsEachAlone) {
   EXPECT_EQ(pipeline_->runs()[1].size(), 1u);
 }
 
-TEST_F(EngineBatchTest, EverySplitOfAPromptIsTheSame) {
+TEST_P(EngineBatchTest, EverySplitOfAPromptIsTheSame) {
   Make(2);
   FakeSequence alone = Alone();
   alone.ConsumeAll(Tokens(130));
@@ -72,7 +72,7 @@ TEST_F(EngineBatchTest, EverySplitOfAPromptIsTheSame) {
   }
 }
 
-TEST_F(EngineBatchTest, StepAdvancesManySessions) {
+TEST_P(EngineBatchTest, StepAdvancesManySessions) {
   Make(16);
   std::vector<std::string> ids;
   std::vector<FakeSequence> alone;
@@ -99,7 +99,7 @@ TEST_F(EngineBatchTest, StepAdvancesManySessions) {
   }
 }
 
-TEST_F(EngineBatchTest, HiddenRowsGoInAndOut) {
+TEST_P(EngineBatchTest, HiddenRowsGoInAndOut) {
   pipeline::PipelineInfo info = FakePipeline::DefaultInfo(3);
   info.has_embedding = false;
   info.has_head = false;
@@ -129,7 +129,7 @@ TEST_F(EngineBatchTest, HiddenRowsGoInAndOut) {
             absl::StatusCode::kFailedPrecondition);
 }
 
-TEST_F(EngineBatchTest, ACallOfEmptyInputsEndsWithoutAStep) {
+TEST_P(EngineBatchTest, ACallOfEmptyInputsEndsWithoutAStep) {
   Make(4);
   const std::string fresh = NewSession();
   const std::string used = NewSession();
@@ -159,7 +159,7 @@ TEST_F(EngineBatchTest, ACallOfEmptyInputsEndsWithoutAStep) {
   EXPECT_TRUE(pipeline_->runs()[0][0].fresh);
 }
 
-TEST_F(EngineBatchTest, TheResultIsTakenOnce) {
+TEST_P(EngineBatchTest, TheResultIsTakenOnce) {
   Make(4);
   const std::string id = NewSession();
   auto call = MustSubmit(Batch(CallKind::kPrefill, {Sequence(id, Tokens(3))}));
@@ -169,7 +169,7 @@ TEST_F(EngineBatchTest, TheResultIsTakenOnce) {
   EXPECT_FALSE(call->Take().has_value());
 }
 
-TEST_F(EngineBatchTest, NothingRunsIfOneSequenceIsRefused) {
+TEST_P(EngineBatchTest, NothingRunsIfOneSequenceIsRefused) {
   Make(4);
   const std::string good = NewSession();
   const std::string busy = NewSession();
@@ -204,7 +204,7 @@ TEST_F(EngineBatchTest, NothingRunsIfOneSequenceIsRefused) {
   EXPECT_EQ(pipeline_->runs().size(), 1u);
 }
 
-TEST_F(EngineBatchTest, OneCallPerSessionAtATime) {
+TEST_P(EngineBatchTest, OneCallPerSessionAtATime) {
   Make(4);
   const std::string id = NewSession();
   auto stream = MustGenerate(Gen(id, Tokens(3), 10));
@@ -222,7 +222,7 @@ TEST_F(EngineBatchTest, OneCallPerSessionAtATime) {
   Feed(id, {1});
 }
 
-TEST_F(EngineBatchTest, TheQueueHasAnEnd) {
+TEST_P(EngineBatchTest, TheQueueHasAnEnd) {
   EngineOptions options;
   options.max_queued_calls = 2;
   options.retry_delay_ms = 77;
@@ -299,7 +299,7 @@ TEST_F(EngineBatchTest, DecodeRowsStepsAndPromptsShareAStep) {
   EXPECT_TRUE(step->Take().has_value());
 }
 
-TEST_F(EngineBatchTest, ThePenaltyOfABatchSeesItsInput) {
+TEST_P(EngineBatchTest, ThePenaltyOfABatchSeesItsInput) {
   Make(4);
   SequenceRequest request = Sequence(NewSession(), {9, 9, 4}, true);
   request.output.sampling.repetition_penalty = 2.0f;
@@ -313,6 +313,8 @@ TEST_F(EngineBatchTest, ThePenaltyOfABatchSeesItsInput) {
   spec.history = history;
   EXPECT_EQ(result.sequences[0].next_token->id, alone.Sample(spec).id);
 }
+
+INSTANTIATE_TEST_SUITE_P(InFlight, EngineBatchTest, ::testing::Values(1, 2));
 
 }  // namespace
 }  // namespace gdn::engine

@@ -82,7 +82,7 @@ class EngineCancelTest : public EngineFixture {
   int wakes_ = 0;
 };
 
-TEST_F(EngineCancelTest, Queued) {
+TEST_P(EngineCancelTest, Queued) {
   for (int way = 0; way < kWays; ++way) {
     auto call = MustGenerate(Gen("", Tokens(3), 5), Options(way));
     End(way, &call);
@@ -193,7 +193,7 @@ TEST_F(EngineCancelTest, BatchMidway) {
 }
 
 // The caller gives up while its step is running: the step's tokens count, nothing after it does.
-TEST_F(EngineCancelTest, InsideAStep) {
+TEST_P(EngineCancelTest, InsideAStep) {
   for (const bool destroy : {false, true}) {
     const std::string id = NewSession();
     auto call = MustGenerate(Gen(id, Tokens(10), 50));
@@ -220,7 +220,7 @@ TEST_F(EngineCancelTest, InsideAStep) {
 }
 
 // A call that completes in the very step in which it is cancelled has completed: one end, not two.
-TEST_F(EngineCancelTest, AsItCompletes) {
+TEST_P(EngineCancelTest, AsItCompletes) {
   auto stream = MustGenerate(Gen("", Tokens(3), 1));
   const std::string id = NewSession();
   auto batch = MustSubmit(Batch(CallKind::kStep, {Sequence(id, Tokens(2))}));
@@ -242,7 +242,7 @@ TEST_F(EngineCancelTest, AsItCompletes) {
   ExpectIdle(1);
 }
 
-TEST_F(EngineCancelTest, ADeadlineThatHasPassedIsRefused) {
+TEST_P(EngineCancelTest, ADeadlineThatHasPassedIsRefused) {
   CallOptions options;
   options.deadline_ns = clock_.NowNs();
   EXPECT_EQ(engine_->Generate(Gen("", {1}, 1), options).status().code(), Code::kDeadlineExceeded);
@@ -252,7 +252,7 @@ TEST_F(EngineCancelTest, ADeadlineThatHasPassedIsRefused) {
   ExpectIdle(1);
 }
 
-TEST_F(EngineCancelTest, CancelTwiceAndAfterTheEnd) {
+TEST_P(EngineCancelTest, CancelTwiceAndAfterTheEnd) {
   auto call = MustGenerate(Gen("", Tokens(3), 5));
   call->Cancel();
   call->Cancel();
@@ -263,7 +263,7 @@ TEST_F(EngineCancelTest, CancelTwiceAndAfterTheEnd) {
   ExpectIdle(0);
 }
 
-TEST_F(EngineCancelTest, ACallWithNothingToRun) {
+TEST_P(EngineCancelTest, ACallWithNothingToRun) {
   for (int way = 0; way < kWays; ++way) {
     const std::string id = NewSession();
     auto call = MustSubmit(Batch(CallKind::kPrefill, {Sequence(id, {})}), Options(way));
@@ -277,7 +277,7 @@ TEST_F(EngineCancelTest, ACallWithNothingToRun) {
   EXPECT_EQ(observer_.record().cancelled_queued, 3);
 }
 
-TEST_F(EngineCancelTest, OthersGoOn) {
+TEST_P(EngineCancelTest, OthersGoOn) {
   std::vector<std::unique_ptr<GenerateCall>> calls;
   for (int32_t i = 0; i < 4; ++i) calls.push_back(MustGenerate(Gen("", Tokens(6, i), 9, 1)));
   for (int i = 0; i < 9; ++i) engine_->StepOnce();
@@ -291,7 +291,7 @@ TEST_F(EngineCancelTest, OthersGoOn) {
   ExpectIdle(0);
 }
 
-TEST_F(EngineCancelTest, OnReadyMayDestroyItsHandle) {
+TEST_P(EngineCancelTest, OnReadyMayDestroyItsHandle) {
   std::unique_ptr<GenerateCall> call;
   int wakes = 0;
   CallOptions options;
@@ -304,6 +304,8 @@ TEST_F(EngineCancelTest, OnReadyMayDestroyItsHandle) {
   EXPECT_EQ(wakes, 1);
   ExpectIdle(0);
 }
+
+INSTANTIATE_TEST_SUITE_P(InFlight, EngineCancelTest, ::testing::Values(1, 2));
 
 }  // namespace
 }  // namespace gdn::engine

@@ -40,7 +40,7 @@ TEST_F(EngineFairnessTest, APromptGetsInThoughDecodeFillsTheBatch) {
   EXPECT_TRUE(prompt->Take().has_value());
 }
 
-TEST_F(EngineFairnessTest, StreamsBeyondTheRowsTakeTurns) {
+TEST_P(EngineFairnessTest, StreamsBeyondTheRowsTakeTurns) {
   EngineOptions options;
   options.max_batch_rows = 4;
   options.stream_buffer_tokens = 1000;
@@ -75,7 +75,7 @@ TEST_F(EngineFairnessTest, AShortPromptDoesNotWaitForLongOnes) {
 
 // Sessions at twice the slots: everybody is served in the end, by waiting for slots, and no idle
 // session keeps others out for longer than its TTL.
-TEST_F(EngineFairnessTest, OversubscriptionMakesProgress) {
+TEST_P(EngineFairnessTest, OversubscriptionMakesProgress) {
   Make(4);
   int served = 0;
   std::vector<std::string> idle;
@@ -96,7 +96,7 @@ TEST_F(EngineFairnessTest, OversubscriptionMakesProgress) {
   EXPECT_EQ(refused, 10);
 }
 
-TEST_F(EngineFairnessTest, EveryStepMakesProgress) {
+TEST_P(EngineFairnessTest, EveryStepMakesProgress) {
   EngineOptions options;
   options.prefill_chunk_tokens = 7;
   options.prefill_token_budget = 9;
@@ -122,6 +122,8 @@ TEST_F(EngineFairnessTest, EveryStepMakesProgress) {
   EXPECT_EQ(ran, tokens);
   EXPECT_TRUE(call->Take()->status.ok());
 }
+
+INSTANTIATE_TEST_SUITE_P(InFlight, EngineFairnessTest, ::testing::Values(1, 2));
 
 }  // namespace
 }  // namespace gdn::engine

@@ -11,7 +11,7 @@ using EngineFaultTest = EngineFixture;
 
 constexpr int32_t kPoison = 950;  // Not among Tokens().
 
-TEST_F(EngineFaultTest, ANonFiniteSequenceIsLostAlone) {
+TEST_P(EngineFaultTest, ANonFiniteSequenceIsLostAlone) {
   EngineOptions options;
   options.prefill_chunk_tokens = 8;
   Make(4, options);
@@ -56,7 +56,7 @@ TEST_F(EngineFaultTest, ANonFiniteSequenceIsLostAlone) {
   EXPECT_EQ(engine_->levels().slots_free, 0);
 }
 
-TEST_F(EngineFaultTest, ANonFiniteStreamEndsWithDataLoss) {
+TEST_P(EngineFaultTest, ANonFiniteStreamEndsWithDataLoss) {
   Make(2);
   for (const bool named : {false, true}) {
     const std::string id = named ? NewSession() : "";
@@ -81,7 +81,7 @@ TEST_F(EngineFaultTest, ANonFiniteStreamEndsWithDataLoss) {
 }
 
 // The sampler reports logits without a choice by an id outside the vocabulary.
-TEST_F(EngineFaultTest, ASamplerWithoutAChoiceLosesTheSession) {
+TEST_P(EngineFaultTest, ASamplerWithoutAChoiceLosesTheSession) {
   Make(2);
   pipeline_->set_sampled_token(-1);
   const std::string id = NewSession();
@@ -94,7 +94,7 @@ TEST_F(EngineFaultTest, ASamplerWithoutAChoiceLosesTheSession) {
   EXPECT_EQ(engine_->levels().slots_free, 2);
 }
 
-TEST_F(EngineFaultTest, AFailedStepTakesItsSessionsAndNoOthers) {
+TEST_P(EngineFaultTest, AFailedStepTakesItsSessionsAndNoOthers) {
   for (const bool data_loss : {false, true}) {
     EngineOptions options;
     options.max_batch_rows = 3;
@@ -131,7 +131,7 @@ TEST_F(EngineFaultTest, AFailedStepTakesItsSessionsAndNoOthers) {
   EXPECT_EQ(observer_.record().non_finite, 0);
 }
 
-TEST_F(EngineFaultTest, StreamsEndWithTheFailedStep) {
+TEST_P(EngineFaultTest, StreamsEndWithTheFailedStep) {
   Make(4);
   int runs = 0;
   pipeline_->set_on_run(
@@ -149,7 +149,7 @@ TEST_F(EngineFaultTest, StreamsEndWithTheFailedStep) {
   EXPECT_TRUE(Finish(c.get()).status.ok());
 }
 
-TEST_F(EngineFaultTest, CancelledInTheStepThatFails) {
+TEST_P(EngineFaultTest, CancelledInTheStepThatFails) {
   Make(2);
   const std::string id = NewSession();
   auto call = MustSubmit(Batch(CallKind::kPrefill, {Sequence(id, Tokens(3))}));
@@ -163,7 +163,7 @@ TEST_F(EngineFaultTest, CancelledInTheStepThatFails) {
 }
 
 // A session that fails in the middle of its prompt takes the rest of the prompt with it.
-TEST_F(EngineFaultTest, TheRestOfAFailedPromptIsForgotten) {
+TEST_P(EngineFaultTest, TheRestOfAFailedPromptIsForgotten) {
   EngineOptions options;
   options.prefill_chunk_tokens = 4;
   options.prefill_token_budget = 4;
@@ -177,6 +177,8 @@ TEST_F(EngineFaultTest, TheRestOfAFailedPromptIsForgotten) {
   EXPECT_FALSE(engine_->StepOnce());
   EXPECT_EQ(engine_->levels().queued_tokens, 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(InFlight, EngineFaultTest, ::testing::Values(1, 2));
 
 }  // namespace
 }  // namespace gdn::engine

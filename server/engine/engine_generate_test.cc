@@ -11,7 +11,7 @@ namespace {
 
 using EngineGenerateTest = EngineFixture;
 
-TEST_F(EngineGenerateTest, StreamsWhatOneSessionAloneGives) {
+TEST_P(EngineGenerateTest, StreamsWhatOneSessionAloneGives) {
   Make(4);
   auto call = MustGenerate(Gen("", Tokens(10), 20));
   const GenerateChunk all = Finish(call.get());
@@ -27,7 +27,7 @@ TEST_F(EngineGenerateTest, StreamsWhatOneSessionAloneGives) {
   EXPECT_EQ(engine_->levels().slots_free, 4);
 }
 
-TEST_F(EngineGenerateTest, PromptsLongerThanAStepAreCutAtFixedPlaces) {
+TEST_P(EngineGenerateTest, PromptsLongerThanAStepAreCutAtFixedPlaces) {
   EngineOptions options;
   options.prefill_chunk_tokens = 16;
   options.prefill_token_budget = 32;
@@ -48,7 +48,7 @@ TEST_F(EngineGenerateTest, PromptsLongerThanAStepAreCutAtFixedPlaces) {
   }
 }
 
-TEST_F(EngineGenerateTest, ANamedSessionConsumesEveryStreamedToken) {
+TEST_P(EngineGenerateTest, ANamedSessionConsumesEveryStreamedToken) {
   Make(4);
   const std::string id = NewSession();
   Feed(id, Tokens(7, 100));
@@ -86,7 +86,7 @@ TEST_F(EngineGenerateTest, ANamedSessionConsumesEveryStreamedToken) {
   EXPECT_EQ(engine_->GetSession(id)->token_hash, HashTokens(kEmptyHash, history));
 }
 
-TEST_F(EngineGenerateTest, TheLastTokenIsStreamedBeforeItIsConsumed) {
+TEST_P(EngineGenerateTest, TheLastTokenIsStreamedBeforeItIsConsumed) {
   Make(4);
   const std::string id = NewSession();
   auto call = MustGenerate(Gen(id, Tokens(3), 1));
@@ -108,7 +108,7 @@ TEST_F(EngineGenerateTest, TheLastTokenIsStreamedBeforeItIsConsumed) {
   EXPECT_FALSE(engine_->StepOnce());
 }
 
-TEST_F(EngineGenerateTest, StopsAfterAStopToken) {
+TEST_P(EngineGenerateTest, StopsAfterAStopToken) {
   FakeSequence alone(FakePipeline::DefaultInfo(5));
   alone.ConsumeAll(Tokens(10));
   const std::vector<int32_t> expected = alone.Generate(50, 5);
@@ -139,7 +139,7 @@ TEST_F(EngineGenerateTest, StopsAfterAStopToken) {
   EXPECT_EQ(observer_.record().finished_length, 2);
 }
 
-TEST_F(EngineGenerateTest, DrawsAndReportsASeed) {
+TEST_P(EngineGenerateTest, DrawsAndReportsASeed) {
   Make(4);
   std::set<uint64_t> seeds;
   for (int i = 0; i < 20; ++i) {
@@ -155,7 +155,7 @@ TEST_F(EngineGenerateTest, DrawsAndReportsASeed) {
   EXPECT_EQ(MustGenerate(Gen("", Tokens(4), 6, 1234))->seed(), 1234u);
 }
 
-TEST_F(EngineGenerateTest, ThePenaltySeesTheDistinctTokensOfThisCall) {
+TEST_P(EngineGenerateTest, ThePenaltySeesTheDistinctTokensOfThisCall) {
   Make(4);
   const std::string id = NewSession();
   Feed(id, {500, 501});  // Not of this call.
@@ -181,7 +181,7 @@ TEST_F(EngineGenerateTest, ThePenaltySeesTheDistinctTokensOfThisCall) {
   EXPECT_EQ(Ids(all.tokens), expected);
 }
 
-TEST_F(EngineGenerateTest, ReturnsLogitsAndAlternatives) {
+TEST_P(EngineGenerateTest, ReturnsLogitsAndAlternatives) {
   Make(4);
   GenerateRequest request = Gen("", Tokens(4), 3);
   request.return_logits = true;
@@ -206,7 +206,7 @@ TEST_F(EngineGenerateTest, ReturnsLogitsAndAlternatives) {
   }
 }
 
-TEST_F(EngineGenerateTest, HiddenRowsAreAnInputToo) {
+TEST_P(EngineGenerateTest, HiddenRowsAreAnInputToo) {
   Make(4);
   GenerateRequest request = Gen("", {}, 4);
   request.input.is_hidden = true;
@@ -221,7 +221,7 @@ TEST_F(EngineGenerateTest, HiddenRowsAreAnInputToo) {
   EXPECT_EQ(all.input_tokens, 2);
 }
 
-TEST_F(EngineGenerateTest, EveryStreamGetsWhatItGetsAlone) {
+TEST_P(EngineGenerateTest, EveryStreamGetsWhatItGetsAlone) {
   EngineOptions options;
   options.max_batch_rows = 9;
   options.prefill_chunk_tokens = 8;
@@ -252,7 +252,7 @@ TEST_F(EngineGenerateTest, EveryStreamGetsWhatItGetsAlone) {
   EXPECT_EQ(engine_->levels().slots_free, 64);
 }
 
-TEST_F(EngineGenerateTest, ReadyStreamsShareOneRun) {
+TEST_P(EngineGenerateTest, ReadyStreamsShareOneRun) {
   Make(32);
   std::vector<std::unique_ptr<GenerateCall>> calls;
   for (int32_t i = 0; i < 32; ++i) calls.push_back(MustGenerate(Gen("", Tokens(4, i), 6)));
@@ -294,7 +294,7 @@ TEST_F(EngineGenerateTest, ASlowReaderPausesItsOwnStreamAlone) {
   EXPECT_EQ(record.blocked[0], 30'000'000);
 }
 
-TEST_F(EngineGenerateTest, ANamedStreamEndsThoughItsBufferIsFull) {
+TEST_P(EngineGenerateTest, ANamedStreamEndsThoughItsBufferIsFull) {
   EngineOptions options;
   options.stream_buffer_tokens = 4;
   Make(4, options);
@@ -333,7 +333,7 @@ TEST_F(EngineGenerateTest, TellsTimes) {
   EXPECT_EQ(record.steps[2].decode_sequences, 1);
 }
 
-TEST_F(EngineGenerateTest, WakesTheReaderOnceAStep) {
+TEST_P(EngineGenerateTest, WakesTheReaderOnceAStep) {
   Make(4);
   int wakes = 0;
   CallOptions options;
@@ -347,7 +347,7 @@ TEST_F(EngineGenerateTest, WakesTheReaderOnceAStep) {
   EXPECT_EQ(wakes, 4);
 }
 
-TEST_F(EngineGenerateTest, RepeatedCallsGiveTheSame) {
+TEST_P(EngineGenerateTest, RepeatedCallsGiveTheSame) {
   Make(2);
   std::vector<int32_t> first;
   for (int i = 0; i < 20; ++i) {
@@ -357,6 +357,8 @@ TEST_F(EngineGenerateTest, RepeatedCallsGiveTheSame) {
     EXPECT_EQ(ids, first);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(InFlight, EngineGenerateTest, ::testing::Values(1, 2));
 
 }  // namespace
 }  // namespace gdn::engine

@@ -4,6 +4,9 @@
 // copied, or while anybody is told anything. The pipeline is used by one thread at a time: the
 // engine's, or without Start() whoever holds the pipeline_busy_ mark.
 //
+// A step is launched and completed; with a pipeline that takes two batches, the next one is
+// launched in between, so that the device never waits for the host (see step.h).
+//
 // Lock order: stop_mu_, levels_mu_, mu_. A call's callback_mu is taken with none of them held.
 #ifndef SERVER_ENGINE_ENGINE_IMPL_H_
 #define SERVER_ENGINE_ENGINE_IMPL_H_
@@ -28,6 +31,7 @@
 #include "server/engine/scheduler.h"
 #include "server/engine/session_table.h"
 #include "server/engine/slot_pool.h"
+#include "server/engine/step.h"
 
 namespace gdn::engine {
 
@@ -105,25 +109,33 @@ class EngineImpl final : public Engine {
   void UseSession(Session* session);
   void GiveBack(Call* call, CallSequence* sequence);
   void Quarantine(Call* call, CallSequence* sequence);
-  // Ends a call that is not in a step.
+  // Ends a call that has no step in flight.
   void EndCall(Call* call, absl::Status status, Outbox* outbox);
-  // The same before its time; a call in a step ends after it.
+  // The same before its time; a call with steps in flight ends after them.
   void EndEarly(Call* call, absl::Status status, Outbox* outbox);
   int64_t EndAll(const absl::Status& status, Outbox* outbox);
   // Records a broken invariant instead of dying of it; CheckInvariants reports it.
   void Expect(const absl::Status& status);
 
-  // engine_step.cc. With mu_ held, which the step releases while the pipeline works.
+  // engine_launch.cc. With mu_ held, which is released while the pipeline works.
   bool RunStep(Lock& lock);
-  void Prepare(const BatchItem& item, int64_t now_ns);
+  bool LaunchStep(Lock& lock);
+  void Prepare(const BatchItem& item, Step* step);
+  bool Chains(const CallSequence& sequence) const;
+  void QueueDecode(Call* call);
+
+  // engine_complete.cc. With mu_ held, which is released while the pipeline works.
+  bool CompleteStep(Lock& lock);
+  // Completes what is in flight, and launches nothing.
+  void Settle(Lock& lock);
   void Stage(const BatchItem& item, const pipeline::SequenceInput& input,
-             const pipeline::SequenceOutput* output, const absl::Status& run_status);
+             const pipeline::SequenceOutput* output, const absl::Status& step_status);
   void Apply(const BatchItem& item, int64_t now_ns);
+  void ApplyRow(Call* call, CallSequence* sequence, const BatchItem& item, int64_t now_ns);
   void ApplyFailure(Call* call, CallSequence* sequence, const BatchItem& item);
   void ApplyToken(Call* call, CallSequence* sequence, int64_t now_ns);
+  void Resume(Stream* stream, int64_t now_ns, Outbox* outbox);
   void AfterStep(Call* call);
-  void QueueDecode(Call* call);
-  StepStats Measure(int64_t duration_ns) const;
 
   // engine.cc
   void Loop();
@@ -179,12 +191,11 @@ class EngineImpl final : public Engine {
   int64_t forking_slots_ = 0;  // In flight, of sessions that do not exist yet.
   absl::Status broken_;        // The first broken invariant.
 
-  // Of the step in progress; the engine thread's own.
+  StepQueue steps_;  // In flight.
+
+  // The engine thread's own.
   Outbox outbox_;
-  std::vector<BatchItem> batch_;
-  std::vector<pipeline::SequenceInput> inputs_;
-  std::vector<pipeline::SequenceOutput> outputs_;
-  std::vector<Call*> step_calls_;
+  int64_t last_step_end_ns_ = 0;
 };
 
 }  // namespace gdn::engine

@@ -23,7 +23,7 @@ TEST_F(EngineLifecycleTest, LevelsAreKnownFromTheStart) {
   EXPECT_EQ(observer_.record().levels.slots_reserved, 1);
 }
 
-TEST_F(EngineLifecycleTest, WarmsUpOnTheReservedSlotAlone) {
+TEST_P(EngineLifecycleTest, WarmsUpOnTheReservedSlotAlone) {
   for (const bool embedding : {true, false}) {
     for (const bool head : {true, false}) {
       pipeline::PipelineInfo info = FakePipeline::DefaultInfo(3);
@@ -45,7 +45,7 @@ TEST_F(EngineLifecycleTest, WarmsUpOnTheReservedSlotAlone) {
   }
 }
 
-TEST_F(EngineLifecycleTest, AFailedWarmUpSaysSo) {
+TEST_P(EngineLifecycleTest, AFailedWarmUpSaysSo) {
   Make(2);
   pipeline_->set_on_run([] { return absl::InternalError("injected"); });
   EXPECT_EQ(engine_->WarmUp().code(), Code::kInternal);
@@ -54,7 +54,7 @@ TEST_F(EngineLifecycleTest, AFailedWarmUpSaysSo) {
   EXPECT_EQ(engine_->WarmUp().code(), Code::kDataLoss);
 }
 
-TEST_F(EngineLifecycleTest, DrainingRefusesNewWorkAndFinishesOld) {
+TEST_P(EngineLifecycleTest, DrainingRefusesNewWorkAndFinishesOld) {
   Make(4);
   const std::string id = NewSession();
   const std::string other = NewSession();
@@ -98,7 +98,7 @@ TEST_F(EngineLifecycleTest, DrainEndsWhatIsLeftAtTheDeadline) {
   EXPECT_EQ(engine_->FinishDrain(clock_.NowNs()), 0);
 }
 
-TEST_F(EngineLifecycleTest, StopEndsEverythingOnce) {
+TEST_P(EngineLifecycleTest, StopEndsEverythingOnce) {
   Make(4);
   int wakes = 0;
   CallOptions options;
@@ -141,7 +141,7 @@ TEST_F(EngineLifecycleTest, GaugesReturnToZeroAfterAMassCancel) {
 }
 
 // Each stream is counted once, by exactly one of its possible ends.
-TEST_F(EngineLifecycleTest, EveryStreamIsCountedOnce) {
+TEST_P(EngineLifecycleTest, EveryStreamIsCountedOnce) {
   Make(8);
   pipeline_->set_poison_token(950);
   int started = 0;
@@ -165,6 +165,8 @@ TEST_F(EngineLifecycleTest, EveryStreamIsCountedOnce) {
   EXPECT_LE(record.first_tokens.size(), static_cast<size_t>(started));
   EXPECT_GE(static_cast<int64_t>(record.first_tokens.size()), record.finished());
 }
+
+INSTANTIATE_TEST_SUITE_P(InFlight, EngineLifecycleTest, ::testing::Values(1, 2));
 
 }  // namespace
 }  // namespace gdn::engine

@@ -12,7 +12,7 @@ namespace {
 
 using EngineSessionTest = EngineFixture;
 
-TEST_F(EngineSessionTest, DescribesASession) {
+TEST_P(EngineSessionTest, DescribesASession) {
   Make(4);
   auto created = engine_->CreateSession(1234);
   ASSERT_TRUE(created.ok());
@@ -35,7 +35,7 @@ TEST_F(EngineSessionTest, DescribesASession) {
   EXPECT_EQ(engine_->GetSession("nope").status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(EngineSessionTest, ExactCapacity) {
+TEST_P(EngineSessionTest, ExactCapacity) {
   for (const int64_t usable : {1, 2, 4}) {
     Make(usable);
     std::vector<std::string> ids;
@@ -65,7 +65,7 @@ TEST_F(EngineSessionTest, ExactCapacity) {
   EXPECT_EQ(observer_.record().rejected_slot, 9);
 }
 
-TEST_F(EngineSessionTest, OpenAndCloseLeaksNothing) {
+TEST_P(EngineSessionTest, OpenAndCloseLeaksNothing) {
   Make(4);
   for (int i = 0; i < 1000; ++i) {
     const std::string id = NewSession();
@@ -83,7 +83,7 @@ TEST_F(EngineSessionTest, OpenAndCloseLeaksNothing) {
   EXPECT_EQ(levels.slots_reserved, 1);
 }
 
-TEST_F(EngineSessionTest, AnIdleSessionExpires) {
+TEST_P(EngineSessionTest, AnIdleSessionExpires) {
   Make(2);
   const std::string id = NewSession(100);
   const std::string never = NewSession(0);
@@ -102,7 +102,7 @@ TEST_F(EngineSessionTest, AnIdleSessionExpires) {
   EXPECT_TRUE(engine_->GetSession(never).ok());
 }
 
-TEST_F(EngineSessionTest, ExpiryIsSeenOnAccessToo) {
+TEST_P(EngineSessionTest, ExpiryIsSeenOnAccessToo) {
   Make(1);
   const auto expire = [&] {
     const std::string id = NewSession(10);
@@ -128,7 +128,7 @@ TEST_F(EngineSessionTest, ExpiryIsSeenOnAccessToo) {
   EXPECT_EQ(observer_.record().evicted, 8);
 }
 
-TEST_F(EngineSessionTest, UseIsNotIdleness) {
+TEST_P(EngineSessionTest, UseIsNotIdleness) {
   Make(2);
   const std::string id = NewSession(100);
   clock_.AdvanceMs(90);
@@ -146,7 +146,7 @@ TEST_F(EngineSessionTest, UseIsNotIdleness) {
 }
 
 // A clock that moves with every look must not evict what the same call has just found.
-TEST_F(EngineSessionTest, NoSessionExpiresHalfwayThroughAdmission) {
+TEST_P(EngineSessionTest, NoSessionExpiresHalfwayThroughAdmission) {
   Make(2);
   const std::string a = NewSession(1000);
   const std::string b = NewSession(1000);
@@ -167,7 +167,7 @@ TEST_F(EngineSessionTest, NoSessionExpiresHalfwayThroughAdmission) {
   EXPECT_GT(admitted, 2);
 }
 
-TEST_F(EngineSessionTest, ListsInPages) {
+TEST_P(EngineSessionTest, ListsInPages) {
   Make(10);
   std::vector<std::string> ids;
   for (int i = 0; i < 10; ++i) ids.push_back(NewSession());
@@ -189,7 +189,7 @@ TEST_F(EngineSessionTest, ListsInPages) {
   EXPECT_EQ(total, 10);
 }
 
-TEST_F(EngineSessionTest, ForksDiverge) {
+TEST_P(EngineSessionTest, ForksDiverge) {
   Make(4);
   const std::string parent = NewSession(500);
   Feed(parent, Tokens(10));
@@ -225,7 +225,7 @@ TEST_F(EngineSessionTest, ForksDiverge) {
   Feed(ids[1], Tokens(1));
 }
 
-TEST_F(EngineSessionTest, AForkOfAFreshSessionIsFresh) {
+TEST_P(EngineSessionTest, AForkOfAFreshSessionIsFresh) {
   Make(4);
   bool copied = false;
   pipeline_->set_on_copy([&](int64_t) {
@@ -244,7 +244,7 @@ TEST_F(EngineSessionTest, AForkOfAFreshSessionIsFresh) {
   EXPECT_EQ(result.sequences[0].next_token->id, alone.Generate(1, 5)[0]);
 }
 
-TEST_F(EngineSessionTest, ForksAllOrNone) {
+TEST_P(EngineSessionTest, ForksAllOrNone) {
   Make(4);
   const std::string parent = NewSession();
   Feed(parent, Tokens(4));
@@ -275,6 +275,8 @@ TEST_F(EngineSessionTest, ForksAllOrNone) {
   Feed(parent, Tokens(1));
   EXPECT_EQ(engine_->ForkSession(parent, 5, 3, std::nullopt)->size(), 3u);
 }
+
+INSTANTIATE_TEST_SUITE_P(InFlight, EngineSessionTest, ::testing::Values(1, 2));
 
 }  // namespace
 }  // namespace gdn::engine

@@ -1,6 +1,7 @@
 // Many threads at once, everything at random, every answer checked against one session alone.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <random>
 #include <thread>
@@ -39,14 +40,27 @@ class EngineStressTest : public EngineFixture {
     return status.code() == Code::kResourceExhausted;
   }
 
+  // Makes the token expected at `at` a stop token.
+  static void Stop(size_t at, GenerateRequest* request, std::vector<int32_t>* expected) {
+    const int32_t stop = (*expected)[at];
+    request->stop_token_ids = {stop};
+    expected->erase(std::find(expected->begin(), expected->end(), stop) + 1, expected->end());
+  }
+
   // A throw-away stream, read to its end or given up at a random moment.
   void RunStream(std::mt19937* rng) {
     const auto length = static_cast<int64_t>(1 + (*rng)() % 30);
     const auto count = static_cast<int64_t>(1 + (*rng)() % 12);
     const auto first = static_cast<int32_t>((*rng)() % 800);
     const uint64_t seed = (*rng)();
+    FakeSequence alone = Alone();
+    alone.ConsumeAll(Tokens(length, first));
+    std::vector<int32_t> expected = alone.Generate(count, seed);
+    GenerateRequest request = Gen("", Tokens(length, first), count, seed);
+    if ((*rng)() % 2 == 0)
+      Stop(static_cast<size_t>((*rng)() % expected.size()), &request, &expected);
     Event ready;
-    auto call = engine_->Generate(Gen("", Tokens(length, first), count, seed), Waking(&ready));
+    auto call = engine_->Generate(request, Waking(&ready));
     if (!call.ok()) {
       EXPECT_TRUE(IsBusy(call.status())) << call.status();
       return;
@@ -66,9 +80,6 @@ class EngineStressTest : public EngineFixture {
       }
       ASSERT_TRUE(ready.Wait());
     }
-    FakeSequence alone = Alone();
-    alone.ConsumeAll(Tokens(length, first));
-    std::vector<int32_t> expected = alone.Generate(count, seed);
     if (all.status.ok()) {
       EXPECT_EQ(Ids(all.tokens), expected);
     } else {
@@ -124,11 +135,63 @@ class EngineStressTest : public EngineFixture {
         EXPECT_EQ(result->sequences[0].logits, alone.Logits());
       }
       EXPECT_EQ(info->token_hash, HashTokens(kEmptyHash, history));
+      if ((*rng)() % 2 == 0) Continue(id, &alone, &history, rng);
+      if (HasFatalFailure()) return;
       if ((*rng)() % 3 == 0) Fork(id, alone, static_cast<int64_t>(history.size()), rng);
     }
     const auto deleted = engine_->DeleteSession(id);
     ASSERT_TRUE(deleted.ok()) << deleted.status();
     EXPECT_EQ(*deleted, static_cast<int64_t>(history.size()));
+  }
+
+  // Generates on the session; whatever ends it, the position says what the session has been fed.
+  void Continue(const std::string& id, FakeSequence* alone, std::vector<int32_t>* history,
+                std::mt19937* rng) {
+    const auto position = static_cast<int64_t>(history->size());
+    const auto count = static_cast<int64_t>(1 + (*rng)() % 9);
+    FakeSequence own = *alone;
+    own.set_position(position);
+    own.Consume(11);
+    std::vector<int32_t> expected = own.Generate(count, 5);
+    GenerateRequest request = Gen(id, {11}, count);
+    request.expected_position = position;
+    if ((*rng)() % 2 == 0)
+      Stop(static_cast<size_t>((*rng)() % expected.size()), &request, &expected);
+    Event ready;
+    auto call = engine_->Generate(request, Waking(&ready));
+    if (!call.ok()) {
+      EXPECT_TRUE(IsBusy(call.status())) << call.status();
+      return;
+    }
+    ++started_;
+    auto patience = (*rng)() % 12;
+    GenerateChunk all;
+    while (!all.done) {
+      if (auto chunk = (*call)->Drain()) {
+        Append(std::move(*chunk), &all);
+        continue;
+      }
+      if (patience-- == 0) (*call)->Cancel();
+      ASSERT_TRUE(ready.Wait());
+    }
+    const auto info = engine_->GetSession(id);
+    ASSERT_TRUE(info.ok()) << info.status();
+    EXPECT_EQ(info->position, all.position);
+    ASSERT_LE(all.tokens.size(), expected.size());
+    if (all.status.ok()) {
+      EXPECT_EQ(Ids(all.tokens), expected);
+      EXPECT_EQ(all.position, position + 1 + std::ssize(expected));
+    } else {
+      EXPECT_EQ(all.status.code(), Code::kCancelled);
+      expected.resize(all.tokens.size());
+      EXPECT_EQ(Ids(all.tokens), expected);
+      ASSERT_LE(all.position, position + 1 + std::ssize(expected));
+    }
+    expected.insert(expected.begin(), 11);
+    expected.resize(static_cast<size_t>(all.position - position));
+    alone->ConsumeAll(expected);
+    history->insert(history->end(), expected.begin(), expected.end());
+    EXPECT_EQ(info->token_hash, HashTokens(kEmptyHash, *history));
   }
 
   void Fork(const std::string& id, FakeSequence alone, int64_t position, std::mt19937* rng) {
@@ -166,7 +229,7 @@ class EngineStressTest : public EngineFixture {
   std::atomic<int> started_{0};
 };
 
-TEST_F(EngineStressTest, EveryAnswerIsRightAndNothingLeaks) {
+TEST_P(EngineStressTest, EveryAnswerIsRightAndNothingLeaks) {
   engine_->Start();
   std::atomic<bool> stop{false};
   std::thread watcher([&] {
@@ -212,7 +275,7 @@ TEST_F(EngineStressTest, EveryAnswerIsRightAndNothingLeaks) {
 }
 
 // Cancel, destroy, finish, expire and delete fall on the same session at once: one release.
-TEST_F(EngineStressTest, CancelReapAndFinishRace) {
+TEST_P(EngineStressTest, CancelReapAndFinishRace) {
   engine_->Start();
   for (int round = 0; round < 400; ++round) {
     auto session = engine_->CreateSession(1);
@@ -240,7 +303,7 @@ TEST_F(EngineStressTest, CancelReapAndFinishRace) {
   EXPECT_EQ(engine_->levels().slots_free, kSlots);
 }
 
-TEST_F(EngineStressTest, StopUnderLoad) {
+TEST_P(EngineStressTest, StopUnderLoad) {
   for (int round = 0; round < 20; ++round) {
     SetUp();
     engine_->Start();
@@ -278,6 +341,8 @@ TEST_F(EngineStressTest, StopUnderLoad) {
     CheckClean();
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(InFlight, EngineStressTest, ::testing::Values(1, 2));
 
 }  // namespace
 }  // namespace gdn::engine

@@ -46,7 +46,7 @@ class EngineThreadTest : public EngineFixture {
   }
 };
 
-TEST_F(EngineThreadTest, StreamsAndSleepsAndStreams) {
+TEST_P(EngineThreadTest, StreamsAndSleepsAndStreams) {
   Make(4);
   engine_->Start();
   engine_->Start();  // Once is enough.
@@ -60,7 +60,7 @@ TEST_F(EngineThreadTest, StreamsAndSleepsAndStreams) {
   }
 }
 
-TEST_F(EngineThreadTest, CancelInsideABlockedStep) {
+TEST_P(EngineThreadTest, CancelInsideABlockedStep) {
   Make(4);
   Gate gate;
   Block(&gate);
@@ -84,7 +84,7 @@ TEST_F(EngineThreadTest, CancelInsideABlockedStep) {
   EXPECT_FALSE(engine_->GetSession(id)->in_use);
 }
 
-TEST_F(EngineThreadTest, AForkWaitsForTheStep) {
+TEST_P(EngineThreadTest, AForkWaitsForTheStep) {
   Make(4);
   const std::string parent = NewSession();
   Feed(parent, Tokens(6));
@@ -107,7 +107,7 @@ TEST_F(EngineThreadTest, AForkWaitsForTheStep) {
   EXPECT_TRUE(Read(call.get(), &ready).status.ok());
 }
 
-TEST_F(EngineThreadTest, StopDoesNotLeaveAForkWaiting) {
+TEST_P(EngineThreadTest, StopDoesNotLeaveAForkWaiting) {
   for (int i = 0; i < 50; ++i) {
     Make(4);
     const std::string parent = NewSession();
@@ -123,7 +123,7 @@ TEST_F(EngineThreadTest, StopDoesNotLeaveAForkWaiting) {
   }
 }
 
-TEST_F(EngineThreadTest, AHandleWaitsForItsRunningCallback) {
+TEST_P(EngineThreadTest, AHandleWaitsForItsRunningCallback) {
   Make(4);
   engine_->Start();
   Event entered;
@@ -237,6 +237,8 @@ TEST_F(EngineRealTimeTest, DrainWaitsForTheThread) {
   }
   engine_->Stop();
 }
+
+INSTANTIATE_TEST_SUITE_P(InFlight, EngineThreadTest, ::testing::Values(1, 2));
 
 }  // namespace
 }  // namespace gdn::engine

@@ -1,5 +1,7 @@
 // An engine over the fakes, driven step by step, and short forms of its requests. TearDown checks
 // the engine's invariants and the pipeline's view of its caller.
+//
+// TEST_F tests run with one batch in flight, TEST_P tests with the number that is their parameter.
 #ifndef SERVER_ENGINE_TESTING_ENGINE_FIXTURE_H_
 #define SERVER_ENGINE_TESTING_ENGINE_FIXTURE_H_
 
@@ -20,13 +22,20 @@
 
 namespace gdn::engine {
 
-class EngineFixture : public ::testing::Test {
+class EngineFixture : public ::testing::Test, public ::testing::WithParamInterface<int> {
  protected:
+  EngineFixture() {
+    const bool has_parameter =
+        ::testing::UnitTest::GetInstance()->current_test_info()->value_param() != nullptr;
+    if (has_parameter) depth_ = GetParam();
+  }
+
   void Make(int64_t usable_slots, EngineOptions options = {}) {
     Make(FakePipeline::DefaultInfo(usable_slots + 1), options);
   }
   void Make(pipeline::PipelineInfo info, EngineOptions options = {}) {
     engine_.reset();
+    info.max_in_flight = depth_;
     pipeline_ = std::make_unique<FakePipeline>(std::move(info));
     absl::StatusOr<std::unique_ptr<Engine>> engine =
         Engine::Create(options, pipeline_.get(), &clock_, &observer_);
@@ -150,6 +159,7 @@ class EngineFixture : public ::testing::Test {
   }
   FakeSequence Alone() const { return FakeSequence(pipeline_->info()); }
 
+  int32_t depth_ = 1;  // Batches in flight, of the next Make.
   // Declared before the engine, which borrows them.
   FakeClock clock_;
   RecordingObserver observer_;

@@ -117,89 +117,172 @@ void FakePipeline::CheckInputs(std::span<const SequenceInput> inputs) {
     if (!in.fresh && !slots_[static_cast<size_t>(in.read_slot)].written) {
       Violation(absl::StrCat("slot ", in.read_slot, " read and never written"));
     }
-    if (!in.tokens.empty() && !in.hidden.empty()) Violation("tokens and hidden rows");
-    if (in.tokens.empty() && in.hidden.empty() && in.sample != nullptr) Violation("empty sampled");
+    const bool chained = in.chained >= 0;
+    if (chained) CheckChain(in);
+    if (!in.tokens.empty() + !in.hidden.empty() + chained > 1) Violation("two kinds of input");
+    if (in.tokens.empty() && in.hidden.empty() && !chained && in.sample != nullptr) {
+      Violation("empty sampled");
+    }
     for (const int32_t token : in.tokens) {
       if (token < 0 || token >= info_.vocab_size) Violation(absl::StrCat("token ", token));
     }
   }
 }
 
+void FakePipeline::CheckChain(const SequenceInput& input) {
+  const auto row = static_cast<size_t>(input.chained);
+  if (info_.max_in_flight < 2) Violation("a chain in a pipeline that takes one batch at a time");
+  if (row >= choices_.size() || choices_[row] == kNothing) {
+    Violation(absl::StrCat("a chain to row ", row, ", which chooses nothing"));
+  }
+}
+
+FakePipeline::InputCopy FakePipeline::Copy(const SequenceInput& input) {
+  InputCopy copy;
+  copy.tokens.assign(input.tokens.begin(), input.tokens.end());
+  copy.hidden.assign(input.hidden.begin(), input.hidden.end());
+  if (input.sample == nullptr) return copy;
+  copy.sample = *input.sample;
+  copy.history.assign(input.sample->history.begin(), input.sample->history.end());
+  return copy;
+}
+
+void FakePipeline::CheckIntact(const Batch& batch) {
+  for (size_t i = 0; i < batch.inputs.size(); ++i) {
+    const InputCopy& then = batch.copies[i];
+    const InputCopy now = Copy(batch.inputs[i]);
+    bool same =
+        now.tokens == then.tokens && now.hidden == then.hidden && now.history == then.history;
+    if (then.sample.has_value()) {
+      same = same && now.sample->position == then.sample->position &&
+             now.sample->seed == then.sample->seed &&
+             now.sample->temperature == then.sample->temperature &&
+             now.sample->repetition_penalty == then.sample->repetition_penalty &&
+             now.sample->top_logprobs == then.sample->top_logprobs;
+    }
+    if (!same) Violation(absl::StrCat("input ", i, " has changed between its Launch and its Wait"));
+  }
+}
+
 absl::Status FakePipeline::Launch(std::span<const SequenceInput> inputs) {
-  if (in_flight_) Violation("Launch with a batch in flight");
-  absl::Status status = Advance(inputs, &outputs_);
-  in_flight_ = status.ok();
+  events_ += 'L';
+  if (users_.fetch_add(1) != 0) Violation("Launch while the pipeline is in use");
+  if (std::ssize(in_flight_) >= info_.max_in_flight) Violation("too many batches in flight");
+  awaited_ = {};
+  Batch batch;
+  absl::Status status = Advance(inputs, &batch);
+  choices_.clear();
+  if (status.ok()) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      choices_.push_back(inputs[i].sample != nullptr ? batch.outputs[i].token.id : kNothing);
+    }
+    in_flight_.push_back(std::move(batch));
+  }
+  users_.fetch_sub(1);
   return status;
 }
 
 absl::Status FakePipeline::Wait(std::vector<SequenceOutput>* outputs) {
-  if (!in_flight_) Violation("Wait with nothing in flight");
-  in_flight_ = false;
-  outputs->swap(outputs_);
-  return absl::OkStatus();
+  events_ += 'W';
+  if (users_.fetch_add(1) != 0) Violation("Wait while the pipeline is in use");
+  absl::Status status;
+  if (on_wait_) status = on_wait_();
+  if (in_flight_.empty()) {
+    Violation("Wait with nothing in flight");
+    status = absl::FailedPreconditionError("nothing is in flight");
+  } else {
+    awaited_ = std::move(in_flight_.front());
+    in_flight_.pop_front();
+    CheckIntact(awaited_);
+    if (status.ok()) {
+      *outputs = awaited_.outputs;
+    } else {
+      Lose(awaited_);
+    }
+  }
+  users_.fetch_sub(1);
+  return status;
 }
 
-absl::Status FakePipeline::Advance(std::span<const SequenceInput> inputs,
-                                   std::vector<SequenceOutput>* outputs) {
-  if (users_.fetch_add(1) != 0) Violation("Launch while the pipeline is in use");
+void FakePipeline::Lose(const Batch& failed) {
+  std::vector<bool> lost(slots_.size(), false);
+  for (const SequenceInput& in : failed.inputs) {
+    slots_[static_cast<size_t>(in.write_slot)] = {};
+    lost[static_cast<size_t>(in.write_slot)] = true;
+  }
+  for (Batch& batch : in_flight_) {
+    for (size_t i = 0; i < batch.inputs.size(); ++i) {
+      const SequenceInput& in = batch.inputs[i];
+      if (in.fresh || !lost[static_cast<size_t>(in.read_slot)]) continue;
+      slots_[static_cast<size_t>(in.write_slot)] = {};
+      for (float& x : batch.buffers[2 * i]) x += 1;
+      for (float& x : batch.buffers[2 * i + 1]) x += 1;
+      TokenLogprob& token = batch.outputs[i].token;
+      token.id = static_cast<int32_t>((token.id + 1) % std::max<int64_t>(info_.vocab_size, 1));
+    }
+  }
+}
+
+absl::Status FakePipeline::Advance(std::span<const SequenceInput> inputs, Batch* batch) {
   if (inputs.empty()) Violation("an empty batch");
   CheckInputs(inputs);
   if (on_run_) {
     if (absl::Status status = on_run_(); !status.ok()) {
       // Nothing can be said about the states: make them garbage.
       for (const SequenceInput& in : inputs) slots_[static_cast<size_t>(in.write_slot)] = {};
-      users_.fetch_sub(1);
       return status;
     }
   }
-  outputs->assign(inputs.size(), {});
-  buffers_.assign(2 * inputs.size(), {});
-  tops_.assign(inputs.size(), {});
+  batch->inputs.assign(inputs.begin(), inputs.end());
+  for (const SequenceInput& in : inputs) batch->copies.push_back(Copy(in));
+  batch->outputs.resize(inputs.size());
+  batch->buffers.resize(2 * inputs.size());
+  batch->tops.resize(inputs.size());
   std::vector<FakeRunItem> items;
-  const auto width = static_cast<size_t>(info_.hidden_size);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const SequenceInput& in = inputs[i];
-    SequenceOutput& out = (*outputs)[i];
-    std::vector<float>& logits = buffers_[2 * i];
-    std::vector<float>& hidden = buffers_[2 * i + 1];
-    FakeSequence sequence(info_);
-    if (!in.fresh) sequence.set_state(slots_[static_cast<size_t>(in.read_slot)].state);
-    const size_t length = in.hidden.empty() ? in.tokens.size() : in.hidden.size() / width;
-    const auto emit = [&](Positions want, bool last, const std::vector<float>& row,
-                          std::vector<float>* to) {
-      if (want == Positions::kAll || (want == Positions::kLast && last)) {
-        to->insert(to->end(), row.begin(), row.end());
-      }
-    };
-    for (size_t t = 0; t < length; ++t) {
-      if (in.hidden.empty()) {
-        out.finite = out.finite && in.tokens[t] != poison_token_;
-        sequence.Consume(in.tokens[t]);
-      } else {
-        sequence.ConsumeHidden(in.hidden.subspan(t * width, width));
-      }
-      const bool last = t + 1 == length;
-      if (in.want_logits != Positions::kNone) {
-        emit(in.want_logits, last, sequence.Logits(), &logits);
-      }
-      if (in.want_hidden != Positions::kNone) {
-        emit(in.want_hidden, last, sequence.Hidden(), &hidden);
-      }
-    }
-    out.logits = logits;
-    out.hidden = hidden;
-    if (in.sample != nullptr) {
-      out.token = sequence.Sample(*in.sample);
-      if (sampled_token_.has_value()) out.token.id = *sampled_token_;
-      tops_[i] = sequence.Top(in.sample->top_logprobs);
-      out.top = tops_[i];
-    }
-    slots_[static_cast<size_t>(in.write_slot)] = {sequence.state(), true};
-    items.push_back({in.write_slot, in.fresh, static_cast<int64_t>(length), in.sample != nullptr});
-  }
+  for (size_t i = 0; i < inputs.size(); ++i) items.push_back(AdvanceOne(inputs[i], i, batch));
   if (record_runs_) runs_.push_back(std::move(items));
-  users_.fetch_sub(1);
   return absl::OkStatus();
+}
+
+FakeRunItem FakePipeline::AdvanceOne(const SequenceInput& in, size_t index, Batch* batch) {
+  SequenceOutput& out = batch->outputs[index];
+  std::vector<float>& logits = batch->buffers[2 * index];
+  std::vector<float>& hidden = batch->buffers[2 * index + 1];
+  FakeSequence sequence(info_);
+  if (!in.fresh) sequence.set_state(slots_[static_cast<size_t>(in.read_slot)].state);
+  const auto width = static_cast<size_t>(info_.hidden_size);
+  const bool chained = in.chained >= 0 && in.chained < std::ssize(choices_);
+  const std::span<const int32_t> tokens =
+      chained ? std::span(choices_).subspan(static_cast<size_t>(in.chained), 1) : in.tokens;
+  const size_t length = in.hidden.empty() ? tokens.size() : in.hidden.size() / width;
+  const auto emit = [&](Positions want, bool last, const std::vector<float>& row,
+                        std::vector<float>* to) {
+    if (want == Positions::kAll || (want == Positions::kLast && last)) {
+      to->insert(to->end(), row.begin(), row.end());
+    }
+  };
+  for (size_t t = 0; t < length; ++t) {
+    if (in.hidden.empty()) {
+      out.finite = out.finite && tokens[t] != poison_token_ && tokens[t] >= 0;
+      sequence.Consume(tokens[t]);
+    } else {
+      sequence.ConsumeHidden(in.hidden.subspan(t * width, width));
+    }
+    const bool last = t + 1 == length;
+    if (in.want_logits != Positions::kNone) emit(in.want_logits, last, sequence.Logits(), &logits);
+    if (in.want_hidden != Positions::kNone) emit(in.want_hidden, last, sequence.Hidden(), &hidden);
+  }
+  out.logits = logits;
+  out.hidden = hidden;
+  if (in.sample != nullptr) {
+    out.token = sequence.Sample(*in.sample);
+    if (sampled_token_.has_value()) out.token.id = *sampled_token_;
+    batch->tops[index] = sequence.Top(in.sample->top_logprobs);
+    out.top = batch->tops[index];
+  }
+  slots_[static_cast<size_t>(in.write_slot)] = {sequence.state(), true};
+  return {in.write_slot, in.fresh, static_cast<int64_t>(length), in.sample != nullptr,
+          in.chained >= 0};
 }
 
 absl::Status FakePipeline::CopySlot(int64_t from, int64_t to) {

@@ -6,13 +6,14 @@
 // outputs of one session alone.
 //
 // It checks its callers: slot ranges, aliasing, slots read before they were written, two threads at
-// once, ids out of range, sampling an empty input. A breach is recorded in violations().
+// once, ids out of range, sampling an empty input, too many batches in flight, inputs that change
+// before their Wait, chains to a row that chooses nothing. A breach is recorded in violations().
 #ifndef SERVER_ENGINE_TESTING_FAKE_PIPELINE_H_
 #define SERVER_ENGINE_TESTING_FAKE_PIPELINE_H_
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -29,6 +30,7 @@ struct FakeRunItem {
   bool fresh = false;
   int64_t tokens = 0;
   bool sampled = false;
+  bool chained = false;
 };
 
 class FakePipeline final : public pipeline::Pipeline {
@@ -41,13 +43,15 @@ class FakePipeline final : public pipeline::Pipeline {
   const pipeline::PipelineInfo& info() const override { return info_; }
   std::span<const std::string_view> OpNames() const override { return {}; }
   void set_kernel_timer(pipeline::KernelTimer*) override {}
-  // The work is done in Launch.
+  // The work is done in Launch, and shown in Wait.
   absl::Status Launch(std::span<const pipeline::SequenceInput> inputs) override;
   absl::Status Wait(std::vector<pipeline::SequenceOutput>* outputs) override;
   absl::Status CopySlot(int64_t from, int64_t to) override;
 
-  // Called at the start of each Run, without a lock: may block, move a clock, or give an error.
+  // Called at the start of each Launch, without a lock: may block, move a clock, or give an error.
   void set_on_run(std::function<absl::Status()> f) { on_run_ = std::move(f); }
+  // The same for each Wait.
+  void set_on_wait(std::function<absl::Status()> f) { on_wait_ = std::move(f); }
   void set_on_copy(std::function<absl::Status(int64_t to)> f) { on_copy_ = std::move(f); }
   // Sequences that consume this token become non-finite.
   void set_poison_token(int32_t token) { poison_token_ = token; }
@@ -56,7 +60,13 @@ class FakePipeline final : public pipeline::Pipeline {
 
   // Between runs.
   const std::vector<std::vector<FakeRunItem>>& runs() const { return runs_; }
-  void clear_runs() { runs_.clear(); }
+  // The order of things: L for a Launch, W for a Wait.
+  const std::string& events() const { return events_; }
+  int64_t batches_in_flight() const { return static_cast<int64_t>(in_flight_.size()); }
+  void clear_runs() {
+    runs_.clear();
+    events_.clear();
+  }
   void set_record_runs(bool record) { record_runs_ = record; }
   std::vector<std::string> violations() const;
 
@@ -66,23 +76,47 @@ class FakePipeline final : public pipeline::Pipeline {
     bool written = false;
   };
 
+  // What one input's spans and pointer held at its Launch.
+  struct InputCopy {
+    std::vector<int32_t> tokens;
+    std::vector<float> hidden;
+    std::optional<pipeline::SampleSpec> sample;
+    std::vector<int32_t> history;
+  };
+  struct Batch {
+    std::vector<pipeline::SequenceInput> inputs;
+    std::vector<InputCopy> copies;
+    std::vector<pipeline::SequenceOutput> outputs;
+    std::vector<std::vector<float>> buffers;  // Two for each output.
+    std::vector<std::vector<pipeline::TokenLogprob>> tops;
+  };
+
   void Violation(const std::string& what);
   void CheckInputs(std::span<const pipeline::SequenceInput> inputs);
-  absl::Status Advance(std::span<const pipeline::SequenceInput> inputs,
-                       std::vector<pipeline::SequenceOutput>* outputs);
+  void CheckChain(const pipeline::SequenceInput& input);
+  void CheckIntact(const Batch& batch);
+  static InputCopy Copy(const pipeline::SequenceInput& input);
+  absl::Status Advance(std::span<const pipeline::SequenceInput> inputs, Batch* batch);
+  // Runs one sequence of a batch.
+  FakeRunItem AdvanceOne(const pipeline::SequenceInput& input, size_t index, Batch* batch);
+  // Makes garbage of what a failed batch and those after it have done with its slots.
+  void Lose(const Batch& failed);
 
   const pipeline::PipelineInfo info_;
   std::vector<Slot> slots_;
   std::function<absl::Status()> on_run_;
+  std::function<absl::Status()> on_wait_;
   std::function<absl::Status(int64_t)> on_copy_;
   int32_t poison_token_ = -1;
   std::optional<int32_t> sampled_token_;
   bool record_runs_ = true;
   std::vector<std::vector<FakeRunItem>> runs_;
-  bool in_flight_ = false;
-  std::vector<pipeline::SequenceOutput> outputs_;
-  std::vector<std::vector<float>> buffers_;
-  std::vector<std::vector<pipeline::TokenLogprob>> tops_;
+  std::string events_;
+  std::deque<Batch> in_flight_;
+  Batch awaited_;  // Its outputs are valid until the next Launch.
+  // Of the batch launched last: what each row has chosen, or kNothing.
+  static constexpr int32_t kNothing = -2;
+  std::vector<int32_t> choices_;
   std::atomic<int> users_{0};
   mutable std::mutex mu_;
   std::vector<std::string> violations_;
