@@ -12,9 +12,13 @@ if(GDN_TESTS)
 endif()
 
 target_sources(gdn_kernels PRIVATE
-  cuda/linear.cc cuda/linear_lt.cc cuda/linear_rows.cu cuda/linear_skinny.cu)
-target_link_libraries(gdn_kernels PUBLIC CUDA::cublasLt)
-target_link_libraries(gdn_kernels_shared PRIVATE CUDA::cublasLt)
+  cuda/cublaslt_loader.cc cuda/linear.cc cuda/linear_lt.cc cuda/linear_rows.cu
+  cuda/linear_skinny.cu)
+# Where the loader looks for cuBLASLt last.
+set_source_files_properties(cuda/cublaslt_loader.cc PROPERTIES COMPILE_DEFINITIONS
+  GDN_CUBLASLT_PATH="${CUDAToolkit_LIBRARY_DIR}/libcublasLt.so.13")
+target_link_libraries(gdn_kernels PUBLIC ${CMAKE_DL_LIBS})
+target_link_libraries(gdn_kernels_shared PRIVATE ${CMAKE_DL_LIBS})
 
 gdn_test(kernels_linear_cuda_test SRCS cuda/linear_test.cc DEPS gdn_kernels
   LABELS gpu TIMEOUT 300)
