@@ -12,7 +12,8 @@ import sys
 # folder: (project folders it may include, third-party prefixes it may include)
 GRPC = ("grpc", "google/protobuf", "gdn/v1/", "google/rpc/", "health.grpc")
 RULES = {
-    "kernels": (("kernels/", "gdn/kernels/"), ("hwy/", "oneapi/dnnl/", "omp.h", "cuda", "cublas", "dlfcn.h")),
+    "kernels": (("kernels/", "gdn/kernels/"),
+                ("hwy/", "oneapi/dnnl/", "omp.h", "cuda", "cublas", "dlfcn.h")),
     "server/model": (("server/model/",), ("absl/", "nlohmann/", "xxhash.h")),
     "server/pipeline": (("server/pipeline/", "server/model/", "gdn/kernels/"),
                         ("absl/", "cuda_runtime_api.h")),
