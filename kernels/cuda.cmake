@@ -30,10 +30,17 @@ gdn_test(kernels_cuda_test
        cuda/ops_test.cc
   DEPS gdn_kernels
   LABELS gpu TIMEOUT 300)
+gdn_test(kernels_cuda_dense_test
+  SRCS cuda/embedding_test.cc cuda/sampling_bits_test.cc cuda/sampling_test.cc
+       cuda/silu_mul_test.cc
+  DEPS gdn_kernels hwy::hwy
+  LABELS gpu TIMEOUT 300)
 
 if(GDN_BENCH)
-  add_executable(decode_bench bench/decode_bench.cu)
-  target_include_directories(decode_bench PRIVATE ${PROJECT_SOURCE_DIR})
-  target_compile_options(decode_bench PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${GDN_CUDA_OPTIONS}>)
-  target_link_libraries(decode_bench PRIVATE gdn_kernels)
+  foreach(bench IN ITEMS decode_bench sampling_bench)
+    add_executable(${bench} bench/${bench}.cu)
+    target_include_directories(${bench} PRIVATE ${PROJECT_SOURCE_DIR})
+    target_compile_options(${bench} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${GDN_CUDA_OPTIONS}>)
+    target_link_libraries(${bench} PRIVATE gdn_kernels)
+  endforeach()
 endif()

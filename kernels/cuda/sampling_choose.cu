@@ -398,7 +398,8 @@ __device__ void FinishAlone(ChooseShared& s, const SamplingPlan& p, int64_t row,
   WriteToken(p, row, summary, token);
 }
 
-__global__ void __launch_bounds__(kChooseThreads) Choose(const __grid_constant__ SamplingPlan p) {
+__global__ void __launch_bounds__(kChooseThreads, 2)
+    Choose(const __grid_constant__ SamplingPlan p) {
   __shared__ ChooseShared s;
   WaitForPreviousKernel();
   const bool alternatives = p.args.top_logprobs > 0;

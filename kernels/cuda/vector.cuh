@@ -24,21 +24,20 @@ struct alignas(16) Vector {
 template <typename T>
 __device__ inline Vector<T> LoadVector(const T* data) {
   constexpr int kParts = sizeof(Vector<T>) / sizeof(uint4);
-  union {
-    uint4 part[kParts];
-    Vector<T> vector;
-  } v;
+  uint4 parts[kParts];
 #pragma unroll
-  for (int i = 0; i < kParts; ++i) v.part[i] = reinterpret_cast<const uint4*>(data)[i];
-  return v.vector;
+  for (int i = 0; i < kParts; ++i) parts[i] = reinterpret_cast<const uint4*>(data)[i];
+  Vector<T> vector;
+  memcpy(&vector, parts, sizeof(vector));
+  return vector;
 }
 template <typename T>
 __device__ inline void StoreVector(T* data, const Vector<T>& vector) {
   constexpr int kParts = sizeof(Vector<T>) / sizeof(uint4);
+  uint4 parts[kParts];
+  memcpy(parts, &vector, sizeof(vector));
 #pragma unroll
-  for (int i = 0; i < kParts; ++i) {
-    reinterpret_cast<uint4*>(data)[i] = reinterpret_cast<const uint4*>(&vector)[i];
-  }
+  for (int i = 0; i < kParts; ++i) reinterpret_cast<uint4*>(data)[i] = parts[i];
 }
 
 // Calls function.operator()<T>() with the type that `dtype` names.
