@@ -3,9 +3,9 @@
 import math
 from queue import SimpleQueue
 
-from support import (CONTINUATION, DEVICE, EXACT, GOLDEN, PROMPT, Golden, TestCase, collect, floats, ids_of,
-                     inference_pb2, position_mismatch, relative_error, retry_info, sequence,
-                     step_request, types_pb2)
+from support import (CONTINUATION, DEVICE, EXACT, GOLDEN, PROMPT, Golden, TestCase, collect, floats,
+                     ids_of, inference_pb2, position_mismatch, relative_error, retry_info,
+                     sequence, step_request, types_pb2)
 
 import grpc
 
