@@ -11,6 +11,7 @@
 #include <thread>
 #include <variant>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "server/log.h"
@@ -71,7 +72,9 @@ int Serve(const gdn::ServerOptions& options) {
   // Kept until the process ends: taking down the HTTP endpoint alone would last two seconds.
   gdn::Server* const server = created->release();
   std::thread(WatchSignals, signals, server).detach();
-  spdlog::info("listening on {}, metrics port {}", server->address(), server->metrics_port());
+  spdlog::info(
+      "listening on {}, metrics {}", server->address(),
+      options.metrics.listen.empty() ? "off" : absl::StrCat("port ", server->metrics_port()));
   if (absl::Status status = server->Load(); !status.ok()) {
     spdlog::error("cannot start: {}", std::string(status.message()));
     return kCannotStart;

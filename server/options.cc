@@ -8,7 +8,9 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "server/rpc/utf8.h"
 
 namespace gdn {
 namespace {
@@ -250,6 +252,11 @@ absl::Status Interpret(const RawFlags& raw, ServerOptions* options) {
   if (options->model.load.path.empty()) {
     return absl::InvalidArgumentError(
         "--model is missing: give the folder of a checkpoint, or see --help");
+  }
+  if (!rpc::IsUtf8(options->model.name)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--model-name=", absl::CHexEscape(options->model.name),
+                     ": is not UTF-8, so no client could be told"));
   }
   if (!raw.random_weights.empty()) {
     uint64_t seed = 0;

@@ -13,6 +13,7 @@
 #include "server/memory.h"
 #include "server/model/weights.h"
 #include "server/rpc/model_facts.h"
+#include "server/rpc/utf8.h"
 
 namespace gdn {
 namespace {
@@ -107,6 +108,11 @@ absl::Status Server::Load() {
                  absl::StrJoin(model->unknown_config_keys, ", "));
   }
   rpc::ModelFacts facts = Facts(*model, options_, device_);
+  if (!rpc::IsUtf8(facts.name)) {
+    return absl::InvalidArgumentError(
+        "the name of the checkpoint's folder is not UTF-8, so no client could be told; give the "
+        "model another name with --model-name");
+  }
   auto pipeline = CreatePipeline(*std::move(model), options_, device_);
   if (!pipeline.ok()) return pipeline.status();
   pipeline_ = *std::move(pipeline);

@@ -144,7 +144,20 @@ TEST_F(ServerTest, AModelThatIsMissingIsAnError) {
   ASSERT_TRUE(created.ok()) << created.status();
   const absl::Status status = (*created)->Load();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+  EXPECT_NE(status.message().find("--model="), absl::string_view::npos) << status;
+  EXPECT_NE(status.message().find("config.json"), absl::string_view::npos) << status;
   EXPECT_FALSE((*created)->ready());
+}
+
+TEST_F(ServerTest, AFolderThatCannotBeNamedNeedsAName) {
+  options_.model.load.path = folder_ / "caf\xE9";
+  options_.model.name = "";
+  std::filesystem::create_directory(options_.model.load.path);
+  std::filesystem::copy(folder_ / "config.json", options_.model.load.path);
+  auto created = Server::Create(options_);
+  ASSERT_TRUE(created.ok()) << created.status();
+  const absl::Status status = (*created)->Load();
+  EXPECT_NE(status.message().find("--model-name"), absl::string_view::npos) << status;
 }
 
 TEST_F(ServerTest, AFolderForThePortFileMustBeThere) {

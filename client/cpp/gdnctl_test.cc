@@ -75,6 +75,13 @@ std::string Floats(const std::vector<float>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
 }
 
+TEST_F(GdnctlTest, VersionIsTheProjects) {
+  const Result version = Run({"--version"});
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_EQ(version.out, "gdnctl " GDN_VERSION "\n");
+  EXPECT_EQ(version.err, "");
+}
+
 TEST_F(GdnctlTest, HelpNamesEveryCommandAndExitCode) {
   const Result help = Run({"--help"});
   EXPECT_EQ(help.exit_code, 0);

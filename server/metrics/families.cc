@@ -123,7 +123,7 @@ Families::Families(const std::string& version) {
                               .Register(registry),
                           "reason", kEvictionNames);
   nonfinite = AddCounter(registry, "gdn_nonfinite_states_total",
-                         "Sessions quarantined because their state became NaN or infinite.");
+                         "Sessions removed because their state became NaN or infinite.");
 
   prometheus::BuildGauge()
       .Name("gdn_build_info")

@@ -27,7 +27,10 @@ absl::StatusOr<ModelPaths> ResolvePaths(const std::string& path) {
   if (!full.has_filename()) full = full.parent_path();  // Of a trailing slash.
   const std::filesystem::file_status status = std::filesystem::status(full, error);
   if (!std::filesystem::exists(status)) {
-    return absl::NotFoundError(absl::StrCat("the model's path does not exist: ", path));
+    return absl::NotFoundError(absl::StrCat(
+        "--model=", path,
+        ": there is no such file or folder; give the folder of a checkpoint, with config.json "
+        "and safetensors"));
   }
   ModelPaths paths;
   if (std::filesystem::is_directory(status)) {
@@ -58,9 +61,9 @@ absl::StatusOr<LayerRange> ResolveRange(const std::optional<LayerRange>& wanted,
                                         const ModelSpec& spec) {
   const LayerRange range = wanted.value_or(LayerRange{0, spec.num_layers});
   if (range.first < 0 || range.first >= range.last || range.last > spec.num_layers) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("layers: expected first:last with 0 <= first < last <= ", spec.num_layers,
-                     " (the model's layers), got ", range.first, ":", range.last));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--layers=", range.first, ":", range.last, ": expected a:b with 0 <= a < b <= ",
+        spec.num_layers, ", the number of the model's layers"));
   }
   return range;
 }

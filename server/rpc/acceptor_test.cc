@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <spdlog/sinks/base_sink.h>
-#include <spdlog/spdlog.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -18,47 +16,13 @@
 #include <utility>
 #include <vector>
 
+#include "server/rpc/testing/captured_log.h"
 #include "server/rpc/testing/rpc_fixture.h"
 
 namespace gdn::rpc {
 namespace {
 
 constexpr std::chrono::seconds kPatience(20);
-
-// Keeps what is logged while it lives.
-class CapturedLog {
- public:
-  CapturedLog() : sink_(std::make_shared<Sink>()), before_(spdlog::default_logger()) {
-    spdlog::set_default_logger(std::make_shared<spdlog::logger>("test", sink_));
-  }
-  ~CapturedLog() { spdlog::set_default_logger(before_); }
-  bool WaitFor(const std::string& part) { return sink_->WaitFor(part); }
-
- private:
-  class Sink final : public spdlog::sinks::base_sink<std::mutex> {
-   public:
-    bool WaitFor(const std::string& part) {
-      std::unique_lock lock(text_mutex_);
-      return grown_.wait_for(lock, kPatience,
-                             [&] { return text_.find(part) != std::string::npos; });
-    }
-
-   private:
-    void sink_it_(const spdlog::details::log_msg& message) override {
-      std::lock_guard lock(text_mutex_);
-      text_.append(message.payload.data(), message.payload.size()).append("\n");
-      grown_.notify_all();
-    }
-    void flush_() override {}
-
-    std::mutex text_mutex_;
-    std::condition_variable grown_;
-    std::string text_;
-  };
-
-  std::shared_ptr<Sink> sink_;
-  std::shared_ptr<spdlog::logger> before_;
-};
 
 // Leaves the process without a free file descriptor while it lives.
 class NoFreeFiles {

@@ -1,5 +1,6 @@
 #include "server/rpc/rpc_server.h"
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -10,6 +11,7 @@
 
 #include <chrono>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -35,10 +37,19 @@ void LogOfGrpc(gpr_log_func_args* args) {
   spdlog::debug("grpc: {} ({}:{})", args->message, args->file, args->line);
 }
 
+// So has protobuf: a message that does not parse fails its call.
+void LogOfProtobuf(google::protobuf::LogLevel level, const char* file, int line,
+                   const std::string& message) {
+  spdlog::log(
+      level == google::protobuf::LOGLEVEL_FATAL ? spdlog::level::critical : spdlog::level::debug,
+      "protobuf: {} ({}:{})", message, file, line);
+}
+
 void InitProcessOnce() {
   static std::once_flag once;
   std::call_once(once, [] {
     gpr_set_log_function(LogOfGrpc);
+    google::protobuf::SetLogHandler(LogOfProtobuf);
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   });

@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "gdn/v1/types.pb.h"
 #include "google/rpc/error_details.pb.h"
 #include "server/engine/status_payload.h"
+#include "server/rpc/utf8.h"
 
 namespace gdn::rpc {
 namespace {
@@ -16,13 +18,13 @@ namespace {
 // encoded, and within the details.
 constexpr size_t kMaxMessageBytes = 1024;
 
+// Cut between characters, and repaired: a message may show part of what a client sent.
 std::string CutMessage(absl::string_view message) {
   size_t size = std::min(message.size(), kMaxMessageBytes);
   if (size < message.size()) {
-    // Not in the middle of a UTF-8 sequence.
     while (size > 0 && (static_cast<unsigned char>(message[size]) & 0xC0) == 0x80) --size;
   }
-  return std::string(message.substr(0, size));
+  return RepairedUtf8({message.data(), size});
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "google/rpc/error_details.pb.h"
 #include "server/engine/status_payload.h"
 #include "server/rpc/observer.h"
+#include "server/rpc/utf8.h"
 
 namespace gdn::rpc {
 namespace {
@@ -54,6 +55,36 @@ TEST(StatusTest, LongMessagesAreCutBetweenCharacters) {
   EXPECT_GE(wire.error_message().size(), 1020u);
   EXPECT_EQ(wire.error_message().size() % 2, 1u);
   EXPECT_LE(wire.error_details().size(), 1200u);
+}
+
+// A session id in a message may have been cut anywhere.
+TEST(StatusTest, MessagesAreWellFormed) {
+  const grpc::Status wire =
+      ToGrpcStatus(engine::ExhaustedError("session \"\xC3\xA9\xE2\x82\" is unknown", 100));
+  const std::string expected = "session \"\xC3\xA9\xEF\xBF\xBD\" is unknown";
+  EXPECT_EQ(wire.error_message(), expected);
+  google::rpc::Status proto;
+  ASSERT_TRUE(proto.ParseFromString(wire.error_details()));
+  EXPECT_EQ(proto.message(), expected);
+}
+
+TEST(Utf8Test, KnowsWhatIsWellFormed) {
+  for (const char* text : {"", "a", "\xC2\x80", "\xDF\xBF", "\xE0\xA0\x80", "\xED\x9F\xBF",
+                           "\xEF\xBF\xBF", "\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF", "a\xC3\xA9z"}) {
+    EXPECT_TRUE(IsUtf8(text)) << text;
+    EXPECT_EQ(RepairedUtf8(text), text);
+  }
+  for (const char* text :
+       {"\x80", "\xBF", "\xC0\x80", "\xC1\xBF", "\xC3", "\xC3z", "\xE0\x9F\xBF", "\xE2\x82",
+        "\xE2\x82z", "\xED\xA0\x80", "\xF0\x8F\xBF\xBF", "\xF0\x9F\x98", "\xF4\x90\x80\x80",
+        "\xF5\x80\x80\x80", "\xFF", "ab\xC3"}) {
+    EXPECT_FALSE(IsUtf8(text)) << text;
+    EXPECT_TRUE(IsUtf8(RepairedUtf8(text))) << text;
+  }
+  EXPECT_EQ(RepairedUtf8("a\xFF\xFE"
+                         "b\xE2\x82"),
+            "a\xEF\xBF\xBD"
+            "b\xEF\xBF\xBD");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "server/engine/status_payload.h"
+#include "server/rpc/testing/captured_log.h"
 #include "server/rpc/testing/rpc_fixture.h"
 
 namespace gdn::rpc {
@@ -104,7 +105,12 @@ TEST_F(StepStreamTest, AMalformedRequestEndsTheStream) {
       << status.error_message();
 }
 
-TEST_F(StepStreamTest, AMessageThatDoesNotParseIsNotTheEndOfTheStream) {
+class LoggedStepStreamTest : public StepStreamTest {
+ protected:
+  CapturedLog log_;  // From before the server's threads to after them.
+};
+
+TEST_F(LoggedStepStreamTest, AMessageThatDoesNotParseIsNotTheEndOfTheStream) {
   engine_.set_answer(Echo);
   Context context;
   const Stream stream = inference_->StepStream(&context);
@@ -116,6 +122,7 @@ TEST_F(StepStreamTest, AMessageThatDoesNotParseIsNotTheEndOfTheStream) {
   const grpc::Status status = stream->Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_NE(status.error_message().find("StepRequest"), std::string::npos);
+  EXPECT_TRUE(log_.WaitFor("invalid UTF-8 data when parsing")) << "what protobuf has to say";
   EXPECT_EQ(engine_.batches().size(), 1u);
 }
 

@@ -79,7 +79,8 @@ class Server:
         except BaseException:
             self.stop()
             raise
-        self.metrics_port = int(re.search(r"metrics port (\d+)", self.log()).group(1))
+        if metrics:
+            self.metrics_port = int(re.search(r"metrics port (\d+)", self.log()).group(1))
 
     def _ready(self):
         if self.process.poll() is not None:

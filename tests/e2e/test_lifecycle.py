@@ -53,10 +53,11 @@ class StartTest(TestCase):
                              "--metrics-listen=127.0.0.1:50123"], "--listen", "--metrics-listen")
 
     def test_layers_that_the_model_does_not_have(self):
-        self.assert_refuses(self.with_model("--layers=3:7"), "3:7", "6")
+        self.assert_refuses(self.with_model("--layers=3:7"), "--layers=3:7", "<= 6")
 
     def test_missing_model(self):
-        self.assert_refuses(self.with_model(model="/no/such/model"), "/no/such/model")
+        self.assert_refuses(self.with_model(model="/no/such/model"), "--model=/no/such/model",
+                            "config.json")
 
     def test_broken_model_files(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -91,6 +92,12 @@ class StartTest(TestCase):
 
     def test_port_file_that_cannot_be_written(self):
         self.assert_refuses(self.with_model("--port-file=/no/such/folder/port"), "--port-file")
+
+    def test_the_log_says_where_metrics_are(self):
+        for metrics, words in ((False, "metrics off"), (True, "metrics port ")):
+            server = Server(metrics=metrics)
+            self.addCleanup(server.stop)
+            self.assertIn(words, server.log())
 
     def test_help_and_version(self):
         for flag, word in (("--help", "--model"), ("--version", "gdn_server")):

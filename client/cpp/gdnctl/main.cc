@@ -20,6 +20,8 @@ ExitCode Main(int argc, char** argv) {
   app.failure_message([](const CLI::App*, const CLI::Error& error) {
     return absl::StrCat("gdnctl: ", error.what(), "; see --help\n");
   });
+  app.set_version_flag("--version", "gdnctl " GDN_VERSION)
+      ->description("Print the version and exit");
   app.require_subcommand(1);
   app.fallthrough();
   app.add_option("--server", command.flags.server, "Server to talk to, as host:port")
