@@ -124,6 +124,8 @@ Families::Families(const std::string& version) {
                           "reason", kEvictionNames);
   nonfinite = AddCounter(registry, "gdn_nonfinite_states_total",
                          "Sessions removed because their state became NaN or infinite.");
+  step_failed_sessions = AddCounter(registry, "gdn_step_failed_sessions_total",
+                                    "Sessions removed because a step that ran them failed.");
 
   prometheus::BuildGauge()
       .Name("gdn_build_info")

@@ -64,6 +64,7 @@ struct Families {
   prometheus::Gauge* state_bytes;
   Children<prometheus::Counter, kEvictionNames.size()> evictions;
   prometheus::Counter* nonfinite;
+  prometheus::Counter* step_failed_sessions;
 
   prometheus::Family<prometheus::Gauge>* model_info;
   prometheus::Family<prometheus::Histogram>* kernel_duration;

@@ -155,6 +155,7 @@ void Metrics::OnEvicted(engine::EvictionReason reason) {
   impl_->families.evictions[Index(reason)]->Increment();
 }
 void Metrics::OnNonFinite() { impl_->families.nonfinite->Increment(); }
+void Metrics::OnStepFailed() { impl_->families.step_failed_sessions->Increment(); }
 void Metrics::OnStreamBlocked(int64_t ns) {
   impl_->families.stream_blocked->Increment(Seconds(std::max<int64_t>(ns, 0)));
 }

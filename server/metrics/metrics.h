@@ -65,6 +65,7 @@ class Metrics final : public engine::Observer,
   void OnRejected(engine::RejectionReason reason) override;
   void OnEvicted(engine::EvictionReason reason) override;
   void OnNonFinite() override;
+  void OnStepFailed() override;
   void OnStreamBlocked(int64_t ns) override;
 
   void OnKernel(std::string_view op, pipeline::Phase phase, int64_t duration_ns) override;

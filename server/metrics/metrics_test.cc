@@ -158,6 +158,8 @@ TEST_F(MetricsTest, EachEventMovesItsOwnSeries) {
   metrics_.OnRejected(engine::RejectionReason::kNoSlot);
   metrics_.OnEvicted(engine::EvictionReason::kTtl);
   metrics_.OnNonFinite();
+  metrics_.OnStepFailed();
+  metrics_.OnStepFailed();
   metrics_.OnStreamBlocked(1'500'000'000);
   metrics_.OnKernel("delta_rule", pipeline::Phase::kDecode, 5'000'000'000);
   metrics_.OnKernel("not an op", pipeline::Phase::kDecode, 1);
@@ -180,6 +182,7 @@ TEST_F(MetricsTest, EachEventMovesItsOwnSeries) {
       {"gdn_rejections_total{reason=\"no_slot\"}", 1},
       {"gdn_session_evictions_total{reason=\"ttl\"}", 1},
       {"gdn_nonfinite_states_total", 1},
+      {"gdn_step_failed_sessions_total", 2},
       {"gdn_stream_blocked_seconds_total", 1.5},
       {"gdn_kernel_duration_seconds_count{op=\"delta_rule\",phase=\"decode\"}", 1},
       {"gdn_kernel_duration_seconds_sum{op=\"delta_rule\",phase=\"decode\"}", 5},
