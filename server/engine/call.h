@@ -12,7 +12,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -23,6 +22,7 @@
 #include "server/engine/session_table.h"
 #include "server/engine/token_history.h"
 #include "server/engine/types.h"
+#include "server/engine/waiter.h"
 
 namespace gdn::engine {
 
@@ -80,9 +80,8 @@ struct Stream {
 
 enum class CallType { kPrefill, kStep, kGenerate };
 
-struct Call : std::enable_shared_from_this<Call> {
+struct Call : Waiter, std::enable_shared_from_this<Call> {
   CallType type = CallType::kPrefill;
-  CallOptions options;
   std::vector<CallSequence> sequences;  // Not resized after admission: steps point into it.
   std::unique_ptr<Stream> stream;       // Of a Generate call.
   Work work;
@@ -98,21 +97,6 @@ struct Call : std::enable_shared_from_this<Call> {
   int64_t waiting_tokens = 0;          // Of the inputs, not run yet.
   int64_t admitted_ns = 0;
   Timings timings;
-
-  // Wakes the caller, unless its handle is gone. Never under the engine's lock.
-  void NotifyReady() {
-    const std::lock_guard<std::recursive_mutex> lock(callback_mu);
-    if (!detached && options.on_ready) options.on_ready();
-  }
-  // Afterwards on_ready is not running and never will be (unless this is called from within it).
-  void Detach() {
-    const std::lock_guard<std::recursive_mutex> lock(callback_mu);
-    detached = true;
-  }
-
-  // Recursive, so that on_ready may destroy the handle.
-  std::recursive_mutex callback_mu;
-  bool detached = false;  // Guarded by callback_mu.
 };
 
 }  // namespace gdn::engine

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "server/engine/call.h"
 #include "server/engine/engine.h"
@@ -50,6 +51,26 @@ class GenerateHandle final : public GenerateCall {
  private:
   EngineImpl* const engine_;
   const std::shared_ptr<Call> call_;
+};
+
+class ForkHandle final : public ForkCall {
+ public:
+  ForkHandle(EngineImpl* engine, std::shared_ptr<Fork> fork)
+      : engine_(engine), fork_(std::move(fork)) {}
+  ForkHandle(const ForkHandle&) = delete;
+  ForkHandle& operator=(const ForkHandle&) = delete;
+  ~ForkHandle() override {
+    fork_->Detach();
+    engine_->Abandon(fork_.get());
+  }
+
+  std::optional<absl::StatusOr<std::vector<SessionInfo>>> Take() override {
+    return engine_->Take(fork_.get());
+  }
+
+ private:
+  EngineImpl* const engine_;
+  const std::shared_ptr<Fork> fork_;
 };
 
 }  // namespace gdn::engine

@@ -62,7 +62,7 @@ bool EngineImpl::StepOnce() {
 }
 
 bool EngineImpl::Turn(Lock& lock) {
-  bool worked = RunCopies(lock);
+  bool worked = RunForks(lock);
   worked |= EndOverdue(clock_->NowNs());
   worked |= EvictExpired(&outbox_);
   for (Call* call : nothing_to_run_) EndCall(call, absl::OkStatus(), &outbox_);
@@ -142,30 +142,6 @@ void EngineImpl::ReleasePipeline() {
   done_cv_.notify_all();
 }
 
-bool EngineImpl::RunCopies(Lock& lock) {
-  bool worked = false;
-  while (!copies_.empty()) {
-    CopyCommand* command = copies_.front();
-    copies_.pop_front();
-    Copy(lock, command);
-    command->done = true;
-    done_cv_.notify_all();
-    worked = true;
-  }
-  return worked;
-}
-
-void EngineImpl::Copy(Lock& lock, CopyCommand* command) {
-  AcquirePipeline(lock);
-  lock.unlock();
-  for (const int64_t to : command->to) {
-    command->status = pipeline_->CopySlot(command->from, to);
-    if (!command->status.ok()) break;
-  }
-  lock.lock();
-  ReleasePipeline();
-}
-
 void EngineImpl::BeginDrain() {
   const Lock lock(mu_);
   draining_ = true;
@@ -174,7 +150,7 @@ void EngineImpl::BeginDrain() {
 int64_t EngineImpl::FinishDrain(int64_t deadline_ns) {
   Lock lock(mu_);
   draining_ = true;
-  while (!active_.empty() && !stopping_) {
+  while (!(active_.empty() && forks_.empty()) && !stopping_) {
     const int64_t now = clock_->NowNs();
     if (now >= deadline_ns) break;
     if (!thread_running_ && Turn(lock)) continue;
@@ -205,11 +181,10 @@ void EngineImpl::Stop() {
     Settle(lock);
     nothing_to_run_.clear();
     EndAll(absl::UnavailableError("the server has stopped; retry on another server"), &outbox);
-    for (CopyCommand* command : copies_) {
-      command->status = absl::UnavailableError("the server has stopped; retry on another server");
-      command->done = true;
+    for (; !forks_.empty(); forks_.pop_front()) {
+      EndFork(forks_.front(),
+              absl::UnavailableError("the server has stopped; retry on another server"), &outbox);
     }
-    copies_.clear();
     done_cv_.notify_all();
   }
   Publish(&outbox);

@@ -78,6 +78,16 @@ class GenerateCall {
   virtual uint64_t seed() const = 0;
 };
 
+// A running ForkSession: the engine copies the state between two steps. Destroying it before the
+// result is taken cancels the fork.
+class ForkCall {
+ public:
+  virtual ~ForkCall() = default;
+  // The copies, which exist from now on, or why there are none; once. nullopt while it is not
+  // known.
+  virtual std::optional<absl::StatusOr<std::vector<SessionInfo>>> Take() = 0;
+};
+
 class Engine {
  public:
   // INVALID_ARGUMENT names the option that is out of range or the two that conflict.
@@ -113,9 +123,8 @@ class Engine {
   virtual std::vector<SessionInfo> ListSessions(std::string_view after, int64_t limit,
                                                 int64_t* total) = 0;
   virtual absl::StatusOr<int64_t> DeleteSession(std::string_view id) = 0;  // Its position.
-  virtual absl::StatusOr<std::vector<SessionInfo>> ForkSession(
-      std::string_view id, std::optional<int64_t> expected_position, int32_t count,
-      std::optional<int64_t> ttl_ms) = 0;
+  virtual absl::StatusOr<std::unique_ptr<ForkCall>> ForkSession(ForkRequest request,
+                                                                CallOptions options) = 0;
 
   virtual Levels levels() const = 0;
   virtual const EngineOptions& options() const = 0;

@@ -105,10 +105,15 @@ absl::Status EngineImpl::CheckAccepting(Outbox* outbox) {
       "the server is shutting down and takes no new calls; retry on another server");
 }
 
-absl::Status EngineImpl::CheckRoomAndDeadline(const CallOptions& options, Outbox* outbox) {
-  if (options.deadline_ns.has_value() && *options.deadline_ns <= clock_->NowNs()) {
-    return absl::DeadlineExceededError("the deadline had passed when the call arrived");
+absl::Status EngineImpl::CheckDeadline(const CallOptions& options) const {
+  if (!options.deadline_ns.has_value() || *options.deadline_ns > clock_->NowNs()) {
+    return absl::OkStatus();
   }
+  return absl::DeadlineExceededError("the deadline had passed before the call's turn came");
+}
+
+absl::Status EngineImpl::CheckRoomAndDeadline(const CallOptions& options, Outbox* outbox) {
+  if (absl::Status status = CheckDeadline(options); !status.ok()) return status;
   if (static_cast<int64_t>(active_.size()) >= options_.max_queued_calls) {
     outbox->AddEnum(Outbox::Event::kRejected, RejectionReason::kQueueFull);
     return ExhaustedError(absl::StrCat("the queue is full with ", active_.size(),

@@ -213,8 +213,7 @@ TEST_P(EngineBatchTest, OneCallPerSessionAtATime) {
               absl::StatusCode::kAborted);
     EXPECT_EQ(engine_->Generate(Gen(id, {1}, 1), {}).status().code(), absl::StatusCode::kAborted);
     EXPECT_EQ(engine_->DeleteSession(id).status().code(), absl::StatusCode::kAborted);
-    EXPECT_EQ(engine_->ForkSession(id, std::nullopt, 1, std::nullopt).status().code(),
-              absl::StatusCode::kAborted);
+    EXPECT_EQ(Fork(id, std::nullopt, 1, std::nullopt).status().code(), absl::StatusCode::kAborted);
     engine_->StepOnce();
   }
   Finish(stream.get());

@@ -25,6 +25,12 @@ void EngineImpl::UseSession(Session* session) {
   Expect(pool_.Transfer(session->slot, SlotOwner::kLive, SlotOwner::kInFlight));
 }
 
+void EngineImpl::ReturnSession(Session* session) {
+  Expect(pool_.Transfer(session->slot, SlotOwner::kInFlight, SlotOwner::kLive));
+  sessions_.EndUse(session, clock_->NowNs(), clock_->UnixTimeMs());
+  if (sessions_.next_expiry_ns() < sleeping_until_ns_) Wake();
+}
+
 void EngineImpl::GiveBack(Call* call, CallSequence* sequence) {
   Session* session = std::exchange(sequence->session, nullptr);
   if (session == nullptr) return;
@@ -33,9 +39,7 @@ void EngineImpl::GiveBack(Call* call, CallSequence* sequence) {
     call->stream->throw_away.reset();
     return;
   }
-  Expect(pool_.Transfer(session->slot, SlotOwner::kInFlight, SlotOwner::kLive));
-  sessions_.EndUse(session, clock_->NowNs(), clock_->UnixTimeMs());
-  if (sessions_.next_expiry_ns() < sleeping_until_ns_) Wake();
+  ReturnSession(session);
 }
 
 void EngineImpl::Quarantine(Call* call, CallSequence* sequence) {

@@ -27,6 +27,7 @@
 
 #include "server/engine/call.h"
 #include "server/engine/engine.h"
+#include "server/engine/fork.h"
 #include "server/engine/outbox.h"
 #include "server/engine/scheduler.h"
 #include "server/engine/session_table.h"
@@ -57,10 +58,8 @@ class EngineImpl final : public Engine {
   std::vector<SessionInfo> ListSessions(std::string_view after, int64_t limit,
                                         int64_t* total) override;
   absl::StatusOr<int64_t> DeleteSession(std::string_view id) override;
-  absl::StatusOr<std::vector<SessionInfo>> ForkSession(std::string_view id,
-                                                       std::optional<int64_t> expected_position,
-                                                       int32_t count,
-                                                       std::optional<int64_t> ttl_ms) override;
+  absl::StatusOr<std::unique_ptr<ForkCall>> ForkSession(ForkRequest request,
+                                                        CallOptions options) override;
 
   Levels levels() const override;
   const EngineOptions& options() const override { return options_; }
@@ -69,6 +68,8 @@ class EngineImpl final : public Engine {
   void Cancel(Call* call);
   std::optional<BatchResult> Take(Call* call);
   std::optional<GenerateChunk> Drain(Call* call);
+  std::optional<absl::StatusOr<std::vector<SessionInfo>>> Take(Fork* fork);
+  void Abandon(Fork* fork);
 
   // INTERNAL names what does not add up: slots, sessions, counters. For tests, between steps.
   absl::Status CheckInvariants() const;
@@ -76,16 +77,9 @@ class EngineImpl final : public Engine {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
-  // A fork waiting for the engine thread. Lives on the forking thread's stack.
-  struct CopyCommand {
-    int64_t from = -1;
-    std::vector<int64_t> to;
-    absl::Status status;
-    bool done = false;
-  };
-
   // engine_admit.cc. All with mu_ held.
   absl::Status CheckAccepting(Outbox* outbox);
+  absl::Status CheckDeadline(const CallOptions& options) const;
   absl::Status CheckRoomAndDeadline(const CallOptions& options, Outbox* outbox);
   absl::Status NoSlotError(int64_t needed, Outbox* outbox);
   static absl::Status UnknownSession(const std::string& field, std::string_view id);
@@ -97,16 +91,21 @@ class EngineImpl final : public Engine {
                              Outbox* outbox);
   void Activate(const std::shared_ptr<Call>& call);
 
+  // engine_fork.cc. With mu_ held, which is released while the pipeline copies.
+  absl::Status AdmitFork(const std::shared_ptr<Fork>& fork, const ForkRequest& request,
+                         Outbox* outbox);
+  bool RunForks(Lock& lock);
+  absl::Status Copy(Lock& lock, const Fork& fork);
+  void EndFork(const std::shared_ptr<Fork>& fork, absl::Status status, Outbox* outbox);
+  void FreeCopies(Fork* fork);
+
   // engine_sessions.cc
-  absl::StatusOr<std::vector<SessionInfo>> Fork(std::string_view id,
-                                                std::optional<int64_t> expected_position,
-                                                int32_t count, std::optional<int64_t> ttl_ms,
-                                                Outbox* outbox);
   Session* AddSession(SlotHandle slot, int64_t ttl_ms);  // With mu_ held.
   SessionInfo Describe(const Session& session) const;
 
   // engine_end.cc. All with mu_ held.
   void UseSession(Session* session);
+  void ReturnSession(Session* session);
   void GiveBack(Call* call, CallSequence* sequence);
   void Quarantine(Call* call, CallSequence* sequence);
   // Ends a call that has no step in flight.
@@ -145,8 +144,6 @@ class EngineImpl final : public Engine {
   bool EndOverdue(int64_t now_ns);
   // Also on any caller's thread.
   bool EvictExpired(Outbox* outbox);
-  bool RunCopies(Lock& lock);
-  void Copy(Lock& lock, CopyCommand* command);
   void AcquirePipeline(Lock& lock);
   void ReleasePipeline();
   Levels SnapshotLevels() const;
@@ -167,7 +164,7 @@ class EngineImpl final : public Engine {
 
   mutable std::mutex mu_;
   std::condition_variable wake_cv_;  // The engine thread sleeps here.
-  std::condition_variable done_cv_;  // A call ended, a copy is done, the pipeline is free.
+  std::condition_variable done_cv_;  // No call or fork is left, or the pipeline is free.
   bool wake_ = false;
   bool draining_ = false;
   bool stopping_ = false;
@@ -183,7 +180,7 @@ class EngineImpl final : public Engine {
   std::set<std::pair<int64_t, Call*>> deadlines_;
   std::vector<Call*>
       nothing_to_run_;  // Admitted with empty inputs only; they end in the next turn.
-  std::deque<CopyCommand*> copies_;
+  std::deque<std::shared_ptr<Fork>> forks_;  // Waiting for the engine thread.
   int64_t queued_calls_ = 0;
   int64_t queued_tokens_ = 0;
   int64_t running_streams_ = 0;

@@ -65,8 +65,7 @@ TEST_P(EngineLifecycleTest, DrainingRefusesNewWorkAndFinishesOld) {
   EXPECT_EQ(engine_->Submit(Batch(CallKind::kStep, {Sequence(other, {1})}), {}).status().code(),
             Code::kUnavailable);
   EXPECT_EQ(engine_->CreateSession(0).status().code(), Code::kUnavailable);
-  EXPECT_EQ(engine_->ForkSession(other, std::nullopt, 1, std::nullopt).status().code(),
-            Code::kUnavailable);
+  EXPECT_EQ(Fork(other, std::nullopt, 1, std::nullopt).status().code(), Code::kUnavailable);
   EXPECT_EQ(observer_.record().rejected_draining, 4);
   EXPECT_TRUE(engine_->GetSession(id).ok());
   EXPECT_TRUE(engine_->DeleteSession(other).ok());

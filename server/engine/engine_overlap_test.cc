@@ -245,13 +245,12 @@ TEST_F(EngineOverlapTest, ForksAndDeletesRightAfterTheEnd) {
   while (!all.done) {
     // Until the step that was launched ahead is over, the session is busy.
     EXPECT_EQ(engine_->DeleteSession(id).status().code(), absl::StatusCode::kAborted);
-    EXPECT_EQ(engine_->ForkSession(id, std::nullopt, 1, std::nullopt).status().code(),
-              absl::StatusCode::kAborted);
+    EXPECT_EQ(Fork(id, std::nullopt, 1, std::nullopt).status().code(), absl::StatusCode::kAborted);
     ASSERT_TRUE(engine_->StepOnce());
     if (auto chunk = call->Drain()) Append(std::move(*chunk), &all);
   }
   EXPECT_EQ(pipeline_->batches_in_flight(), 1);  // Of the other stream.
-  auto forks = engine_->ForkSession(id, 13, 2, 0);
+  auto forks = Fork(id, 13, 2, 0);
   ASSERT_TRUE(forks.ok()) << forks.status();
   EXPECT_EQ(*engine_->DeleteSession(id), 13);
   const std::string tenant = NewSession();  // In the slot just freed.

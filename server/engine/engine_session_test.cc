@@ -111,7 +111,7 @@ TEST_P(EngineSessionTest, ExpiryIsSeenOnAccessToo) {
   };
   EXPECT_EQ(engine_->GetSession(expire()).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(engine_->DeleteSession(expire()).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(engine_->ForkSession(expire(), std::nullopt, 1, std::nullopt).status().code(),
+  EXPECT_EQ(Fork(expire(), std::nullopt, 1, std::nullopt).status().code(),
             absl::StatusCode::kNotFound);
   EXPECT_EQ(engine_->Submit(Batch(CallKind::kStep, {Sequence(expire(), {1})}), {}).status().code(),
             absl::StatusCode::kNotFound);
@@ -193,7 +193,7 @@ TEST_P(EngineSessionTest, ForksDiverge) {
   Make(4);
   const std::string parent = NewSession(500);
   Feed(parent, Tokens(10));
-  auto forks = engine_->ForkSession(parent, 10, 2, std::nullopt);
+  auto forks = Fork(parent, 10, 2, std::nullopt);
   ASSERT_TRUE(forks.ok()) << forks.status();
   ASSERT_EQ(forks->size(), 2u);
   EXPECT_EQ((*forks)[0].ttl_ms, 500);
@@ -233,7 +233,7 @@ TEST_P(EngineSessionTest, AForkOfAFreshSessionIsFresh) {
     return absl::OkStatus();
   });
   const std::string parent = NewSession();
-  auto forks = engine_->ForkSession(parent, 0, 3, 0);
+  auto forks = Fork(parent, 0, 3, 0);
   ASSERT_TRUE(forks.ok());
   EXPECT_FALSE(copied);
   EXPECT_EQ((*forks)[2].ttl_ms, 0);
@@ -248,15 +248,14 @@ TEST_P(EngineSessionTest, ForksAllOrNone) {
   Make(4);
   const std::string parent = NewSession();
   Feed(parent, Tokens(4));
-  EXPECT_EQ(engine_->ForkSession(parent, std::nullopt, 4, std::nullopt).status().code(),
+  EXPECT_EQ(Fork(parent, std::nullopt, 4, std::nullopt).status().code(),
             absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(engine_->ForkSession(parent, std::nullopt, 5, std::nullopt).status().code(),
+  EXPECT_EQ(Fork(parent, std::nullopt, 5, std::nullopt).status().code(),
             absl::StatusCode::kOutOfRange);
-  EXPECT_EQ(engine_->ForkSession(parent, std::nullopt, 0, std::nullopt).status().code(),
+  EXPECT_EQ(Fork(parent, std::nullopt, 0, std::nullopt).status().code(),
             absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(engine_->ForkSession(parent, std::nullopt, 1, -5).status().code(),
-            absl::StatusCode::kInvalidArgument);
-  const absl::Status wrong = engine_->ForkSession(parent, 3, 1, std::nullopt).status();
+  EXPECT_EQ(Fork(parent, std::nullopt, 1, -5).status().code(), absl::StatusCode::kInvalidArgument);
+  const absl::Status wrong = Fork(parent, 3, 1, std::nullopt).status();
   ASSERT_TRUE(GetPositionMismatch(wrong).has_value());
   EXPECT_EQ(GetPositionMismatch(wrong)->actual_position, 4);
   EXPECT_EQ(engine_->levels().slots_free, 3);
@@ -265,7 +264,7 @@ TEST_P(EngineSessionTest, ForksAllOrNone) {
   int copies = 0;
   pipeline_->set_on_copy(
       [&](int64_t) { return ++copies == 2 ? absl::InternalError("injected") : absl::OkStatus(); });
-  const absl::Status failed = engine_->ForkSession(parent, 4, 3, std::nullopt).status();
+  const absl::Status failed = Fork(parent, 4, 3, std::nullopt).status();
   EXPECT_EQ(failed.code(), absl::StatusCode::kInternal);
   EXPECT_NE(failed.message().find("injected"), absl::string_view::npos);
   EXPECT_EQ(copies, 2);
@@ -273,7 +272,7 @@ TEST_P(EngineSessionTest, ForksAllOrNone) {
   EXPECT_EQ(engine_->levels().live_sessions, 1);
   CheckClean();
   Feed(parent, Tokens(1));
-  EXPECT_EQ(engine_->ForkSession(parent, 5, 3, std::nullopt)->size(), 3u);
+  EXPECT_EQ(Fork(parent, 5, 3, std::nullopt)->size(), 3u);
 }
 
 INSTANTIATE_TEST_SUITE_P(InFlight, EngineSessionTest, ::testing::Values(1, 2));

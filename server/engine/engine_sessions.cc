@@ -1,21 +1,10 @@
-// Sessions by name: create, look, list, delete, fork.
-#include <algorithm>
+// Sessions by name: create, look, list, delete.
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "server/engine/engine_impl.h"
+#include "server/engine/validate.h"
 
 namespace gdn::engine {
-namespace {
-
-absl::Status CheckTtl(std::optional<int64_t> ttl_ms) {
-  if (!ttl_ms.has_value() || *ttl_ms >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("ttl_ms is ", *ttl_ms, ", expected >= 0 (0: never evicted)"));
-}
-
-}  // namespace
-
 SessionInfo EngineImpl::Describe(const Session& session) const {
   SessionInfo info;
   info.id = session.id;
@@ -42,7 +31,7 @@ Session* EngineImpl::AddSession(SlotHandle slot, int64_t ttl_ms) {
 }
 
 absl::StatusOr<SessionInfo> EngineImpl::CreateSession(std::optional<int64_t> ttl_ms) {
-  if (absl::Status status = CheckTtl(ttl_ms); !status.ok()) return status;
+  if (absl::Status status = ValidateTtl(ttl_ms); !status.ok()) return status;
   Outbox outbox;
   absl::StatusOr<SessionInfo> result = [&]() -> absl::StatusOr<SessionInfo> {
     const Lock lock(mu_);
@@ -100,80 +89,6 @@ absl::StatusOr<int64_t> EngineImpl::DeleteSession(std::string_view id) {
     return position;
   }();
   Publish(&outbox);
-  return result;
-}
-
-absl::StatusOr<std::vector<SessionInfo>> EngineImpl::ForkSession(
-    std::string_view id, std::optional<int64_t> expected_position, int32_t count,
-    std::optional<int64_t> ttl_ms) {
-  if (absl::Status status = CheckTtl(ttl_ms); !status.ok()) return status;
-  if (count < 1) {
-    return absl::InvalidArgumentError(absl::StrCat("count is ", count, ", expected >= 1"));
-  }
-  if (count > pool_.num_usable()) {
-    return absl::OutOfRangeError(absl::StrCat("count is ", count, ", over the limit of ",
-                                              pool_.num_usable(), " (limits.max_sessions)"));
-  }
-  Outbox outbox;
-  absl::StatusOr<std::vector<SessionInfo>> result =
-      Fork(id, expected_position, count, ttl_ms, &outbox);
-  Publish(&outbox);
-  return result;
-}
-
-absl::StatusOr<std::vector<SessionInfo>> EngineImpl::Fork(std::string_view id,
-                                                          std::optional<int64_t> expected_position,
-                                                          int32_t count,
-                                                          std::optional<int64_t> ttl_ms,
-                                                          Outbox* outbox) {
-  Lock lock(mu_);
-  if (absl::Status status = CheckAccepting(outbox); !status.ok()) return status;
-  EvictExpired(outbox);
-  absl::StatusOr<Session*> found = FindIdle(id, expected_position, "session_id");
-  if (!found.ok()) return found.status();
-  Session* parent = *found;
-  std::vector<SlotHandle> slots;
-  slots.reserve(static_cast<size_t>(count));
-  if (!pool_.AcquireMany(SlotOwner::kInFlight, count, &slots)) return NoSlotError(count, outbox);
-
-  // In use, the parent can neither move on nor go away while its state is copied.
-  UseSession(parent);
-  forking_slots_ += count;
-  absl::Status status;
-  if (parent->position > 0) {  // Before that its slot holds nothing.
-    CopyCommand command;
-    command.from = parent->slot.index;
-    for (const SlotHandle& slot : slots) command.to.push_back(slot.index);
-    if (thread_running_) {
-      copies_.push_back(&command);
-      Wake();
-      done_cv_.wait(lock, [&command] { return command.done; });
-    } else {
-      Copy(lock, &command);
-    }
-    status = std::move(command.status);
-  }
-  forking_slots_ -= count;
-  Expect(pool_.Transfer(parent->slot, SlotOwner::kInFlight, SlotOwner::kLive));
-  sessions_.EndUse(parent, clock_->NowNs(), clock_->UnixTimeMs());
-
-  if (!status.ok()) {
-    for (const SlotHandle& slot : slots) Expect(pool_.Release(slot, SlotOwner::kInFlight));
-    if (absl::IsUnavailable(status)) return status;
-    return absl::InternalError(absl::StrCat("the state of session ", parent->id,
-                                            " could not be copied: ", status.message(),
-                                            "; the session itself is as it was"));
-  }
-  std::vector<SessionInfo> result;
-  result.reserve(slots.size());
-  for (const SlotHandle& slot : slots) {
-    Expect(pool_.Transfer(slot, SlotOwner::kInFlight, SlotOwner::kLive));
-    Session* child = AddSession(slot, ttl_ms.value_or(parent->ttl_ms));
-    child->parent_id = parent->id;
-    child->position = parent->position;
-    child->token_hash = parent->token_hash;
-    result.push_back(Describe(*child));
-  }
   return result;
 }
 

@@ -195,21 +195,32 @@ class EngineStressTest : public EngineFixture {
   }
 
   void Fork(const std::string& id, FakeSequence alone, int64_t position, std::mt19937* rng) {
-    auto forks =
-        engine_->ForkSession(id, position, 1 + static_cast<int32_t>((*rng)() % 2), std::nullopt);
-    if (!forks.ok()) {
-      EXPECT_TRUE(IsBusy(forks.status())) << forks.status();
+    Event forked;
+    auto call = engine_->ForkSession(
+        {id, position, static_cast<int64_t>(1 + (*rng)() % 2), std::nullopt}, Waking(&forked));
+    if (!call.ok()) {
+      EXPECT_TRUE(IsBusy(call.status())) << call.status();
       return;
     }
-    for (const SessionInfo& fork : *forks) {
+    if ((*rng)() % 3 == 0) {  // Given up at any moment of its life.
+      if ((*rng)() % 2 == 0) std::this_thread::yield();
+      call->reset();
+      // The session is ours again once a copy that was being made is.
+      while (engine_->GetSession(id)->in_use) std::this_thread::yield();
+      return;
+    }
+    std::optional<absl::StatusOr<std::vector<SessionInfo>>> forks;
+    while (!(forks = (*call)->Take()).has_value()) ASSERT_TRUE(forked.Wait());
+    ASSERT_TRUE(forks->ok()) << forks->status();
+    for (const SessionInfo& fork : **forks) {
       EXPECT_EQ(fork.position, position);
       Event ready;
-      auto call = engine_->Generate(Gen(fork.id, {7}, 3), Waking(&ready));
-      if (call.ok()) {
+      auto stream = engine_->Generate(Gen(fork.id, {7}, 3), Waking(&ready));
+      if (stream.ok()) {
         ++started_;
         GenerateChunk all;
         while (!all.done) {
-          if (auto chunk = (*call)->Drain()) {
+          if (auto chunk = (*stream)->Drain()) {
             Append(std::move(*chunk), &all);
           } else {
             ASSERT_TRUE(ready.Wait());
@@ -220,7 +231,7 @@ class EngineStressTest : public EngineFixture {
         own.Consume(7);
         EXPECT_EQ(Ids(all.tokens), own.Generate(3, 5));
       } else {
-        EXPECT_TRUE(IsBusy(call.status())) << call.status();
+        EXPECT_TRUE(IsBusy(stream.status())) << stream.status();
       }
       EXPECT_TRUE(engine_->DeleteSession(fork.id).ok());
     }

@@ -84,7 +84,7 @@ TEST_P(EngineThreadTest, CancelInsideABlockedStep) {
   EXPECT_FALSE(engine_->GetSession(id)->in_use);
 }
 
-TEST_P(EngineThreadTest, AForkWaitsForTheStep) {
+TEST_P(EngineThreadTest, AForkWaitsForTheStepAndNobodyForTheFork) {
   Make(4);
   const std::string parent = NewSession();
   Feed(parent, Tokens(6));
@@ -94,16 +94,21 @@ TEST_P(EngineThreadTest, AForkWaitsForTheStep) {
   Event ready;
   auto call = MustGenerate(Gen("", Tokens(5), 1), Waking(&ready));
   ASSERT_TRUE(gate.entered.Wait());
-  absl::StatusOr<std::vector<SessionInfo>> forks;
-  std::thread forker([&] { forks = engine_->ForkSession(parent, 6, 2, std::nullopt); });
-  while (!engine_->GetSession(parent)->in_use) std::this_thread::yield();
+  Event forked;
+  auto fork = engine_->ForkSession({parent, 6, 2, std::nullopt}, Waking(&forked));
+  ASSERT_TRUE(fork.ok()) << fork.status();
+  EXPECT_FALSE((*fork)->Take().has_value());
+  EXPECT_TRUE(engine_->GetSession(parent)->in_use);
   EXPECT_EQ(engine_->levels().live_sessions, 1);  // The copies do not exist yet.
   EXPECT_EQ(engine_->DeleteSession(parent).status().code(), Code::kAborted);
   gate.leave.Set();
-  forker.join();
-  ASSERT_TRUE(forks.ok()) << forks.status();
-  EXPECT_EQ(forks->size(), 2u);
-  EXPECT_EQ((*forks)[1].position, 6);
+  ASSERT_TRUE(forked.Wait());
+  const auto copies = (*fork)->Take();
+  ASSERT_TRUE(copies.has_value());
+  ASSERT_TRUE(copies->ok()) << copies->status();
+  EXPECT_EQ((*copies)->size(), 2u);
+  EXPECT_EQ((**copies)[1].position, 6);
+  EXPECT_FALSE((*fork)->Take().has_value());
   EXPECT_TRUE(Read(call.get(), &ready).status.ok());
 }
 
@@ -113,12 +118,16 @@ TEST_P(EngineThreadTest, StopDoesNotLeaveAForkWaiting) {
     const std::string parent = NewSession();
     Feed(parent, Tokens(6));
     engine_->Start();
-    absl::StatusOr<std::vector<SessionInfo>> forks;
-    std::thread forker([&] { forks = engine_->ForkSession(parent, 6, 2, std::nullopt); });
+    Event forked;
+    auto fork = engine_->ForkSession({parent, 6, 2, std::nullopt}, Waking(&forked));
+    ASSERT_TRUE(fork.ok()) << fork.status();
     engine_->Stop();
-    forker.join();
-    EXPECT_TRUE(forks.ok() || forks.status().code() == Code::kUnavailable) << forks.status();
-    EXPECT_EQ(engine_->levels().live_sessions, forks.ok() ? 3 : 1);
+    ASSERT_TRUE(forked.Wait());
+    const auto copies = (*fork)->Take();
+    ASSERT_TRUE(copies.has_value());
+    EXPECT_TRUE(copies->ok() || copies->status().code() == Code::kUnavailable) << copies->status();
+    EXPECT_EQ(engine_->levels().live_sessions, copies->ok() ? 3 : 1);
+    EXPECT_EQ(engine_->levels().slots_in_flight, 0);
     CheckClean();
   }
 }

@@ -38,7 +38,7 @@ void Outbox::Send(Observer* observer) {
     }
   }
   events_.clear();
-  for (const std::shared_ptr<Call>& call : ready_) call->NotifyReady();
+  for (const std::shared_ptr<Waiter>& waiter : ready_) waiter->NotifyReady();
   ready_.clear();
 }
 

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "server/engine/call.h"
 #include "server/engine/observer.h"
+#include "server/engine/waiter.h"
 
 namespace gdn::engine {
 
@@ -34,7 +34,7 @@ class Outbox {
     Add(event, static_cast<int64_t>(value));
   }
   // At most once per call and step: callers add a call when its step is applied, or when it ends.
-  void Ready(std::shared_ptr<Call> call) { ready_.push_back(std::move(call)); }
+  void Ready(std::shared_ptr<Waiter> waiter) { ready_.push_back(std::move(waiter)); }
   bool empty() const { return events_.empty() && ready_.empty(); }
 
   void Send(Observer* observer);
@@ -45,7 +45,7 @@ class Outbox {
     int64_t value;
   };
   std::vector<Entry> events_;
-  std::vector<std::shared_ptr<Call>> ready_;
+  std::vector<std::shared_ptr<Waiter>> ready_;
 };
 
 }  // namespace gdn::engine

@@ -110,6 +110,13 @@ struct GenerateChunk {
   Timings timings;
 };
 
+struct ForkRequest {
+  std::string session_id;
+  std::optional<int64_t> expected_position;
+  int64_t count = 1;
+  std::optional<int64_t> ttl_ms;  // Absent: the parent's.
+};
+
 struct SessionInfo {
   std::string id;
   std::string parent_id;

@@ -315,4 +315,22 @@ absl::Status ValidateGenerate(const GenerateRequest& request, const EngineOption
                           options);
 }
 
+absl::Status ValidateFork(const ForkRequest& request, int64_t max_sessions) {
+  if (absl::Status status = ValidateTtl(request.ttl_ms); !status.ok()) return status;
+  if (request.count < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("count is ", request.count, ", expected >= 1"));
+  }
+  if (request.count > max_sessions) {
+    return absl::OutOfRangeError(absl::StrCat("count is ", request.count, ", over the limit of ",
+                                              max_sessions, " (limits.max_sessions)"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateTtl(std::optional<int64_t> ttl_ms) {
+  if (!ttl_ms.has_value() || *ttl_ms >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("ttl_ms is ", *ttl_ms, ", expected >= 0 (0: never evicted)"));
+}
+
 }  // namespace gdn::engine

@@ -4,6 +4,9 @@
 #ifndef SERVER_ENGINE_VALIDATE_H_
 #define SERVER_ENGINE_VALIDATE_H_
 
+#include <cstdint>
+#include <optional>
+
 #include "absl/status/status.h"
 #include "server/engine/engine.h"
 #include "server/engine/types.h"
@@ -16,6 +19,8 @@ absl::Status ValidateBatch(const BatchRequest& request, const EngineOptions& opt
                            const pipeline::PipelineInfo& info);
 absl::Status ValidateGenerate(const GenerateRequest& request, const EngineOptions& options,
                               const pipeline::PipelineInfo& info);
+absl::Status ValidateFork(const ForkRequest& request, int64_t max_sessions);
+absl::Status ValidateTtl(std::optional<int64_t> ttl_ms);
 
 // Tokens, or rows of hidden states.
 int64_t InputLength(const Input& input, const pipeline::PipelineInfo& info);

@@ -1,6 +1,9 @@
 #include "server/rpc/session_handlers.h"
 
+#include <grpcpp/support/async_unary_call.h>
+
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -8,6 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "server/rpc/convert.h"
+#include "server/rpc/coro.h"
+#include "server/rpc/status.h"
 #include "server/rpc/unary.h"
 
 namespace gdn::rpc {
@@ -74,18 +79,54 @@ absl::Status DeleteSession(const Served& served, const v1::DeleteSessionRequest&
   return absl::OkStatus();
 }
 
-absl::Status ForkSession(const Served& served, const v1::ForkSessionRequest& request,
-                         v1::ForkSessionResponse* response) {
-  std::optional<int64_t> expected_position;
-  if (request.has_expected_position()) expected_position = request.expected_position();
-  const auto sessions =
-      served.engine->ForkSession(request.session_id(), expected_position,
-                                 request.has_count() ? request.count() : 1, Ttl(request));
-  if (!sessions.ok()) return sessions.status();
-  for (const engine::SessionInfo& session : *sessions) {
-    EncodeSession(session, response->add_sessions());
+// Unlike the others it waits for the engine: the state is copied between two steps.
+Detached ServeFork(Env& env, Poller& poller) {
+  Call call(env, poller, Rpc::kForkSession);
+  v1::ForkSessionRequest request;
+  grpc::ServerAsyncResponseWriter<v1::ForkSessionResponse> responder(&call.context);
+  Op op;
+  env.sessions.RequestForkSession(&call.context, &request, &responder, poller.queue(),
+                                  poller.queue(), op.Start());
+  if (!co_await op) co_return;
+  call.Begin();
+  ServeFork(env, poller);
+
+  v1::ForkSessionResponse response;
+  absl::Status status;
+  std::unique_ptr<engine::ForkCall> handle;
+  call.on_cancel = [&handle] { handle.reset(); };
+  const Served* served = env.served.load(std::memory_order_acquire);
+  if (served == nullptr) {
+    status = NotReadyError();
+  } else {
+    engine::ForkRequest fork;
+    fork.session_id = request.session_id();
+    if (request.has_expected_position()) fork.expected_position = request.expected_position();
+    if (request.has_count()) fork.count = request.count();
+    fork.ttl_ms = Ttl(request);
+    auto submitted = served->engine->ForkSession(std::move(fork), call.Options());
+    status = submitted.status();
+    if (status.ok()) handle = *std::move(submitted);
   }
-  return absl::OkStatus();
+  if (status.ok()) {
+    std::optional<absl::StatusOr<std::vector<engine::SessionInfo>>> copies;
+    while (!call.cancelled() && !(copies = handle->Take())) co_await call.event;
+    handle.reset();
+    status = copies ? copies->status() : absl::CancelledError();
+    if (status.ok()) {
+      for (const engine::SessionInfo& session : **copies) {
+        EncodeSession(session, response.add_sessions());
+      }
+    }
+  }
+  const grpc::Status wire_status = ToGrpcStatus(status);
+  if (wire_status.ok()) {
+    responder.Finish(response, wire_status, op.Start());
+  } else {
+    responder.FinishWithError(wire_status, op.Start());
+  }
+  call.End(wire_status, co_await op);
+  while (!call.done()) co_await call.event;
 }
 
 }  // namespace
@@ -102,8 +143,7 @@ void ServeSessions(Env& env, Poller& poller) {
              ListSessions);
   ServeUnary(env, poller, Rpc::kDeleteSession, &env.sessions, &Sessions::RequestDeleteSession,
              DeleteSession);
-  ServeUnary(env, poller, Rpc::kForkSession, &env.sessions, &Sessions::RequestForkSession,
-             ForkSession);
+  ServeFork(env, poller);
 }
 
 }  // namespace gdn::rpc

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "google/rpc/error_details.pb.h"
 #include "server/engine/status_payload.h"
@@ -267,6 +268,56 @@ TEST_F(UnaryTest, SessionsAreCreatedSeenForkedAndDeleted) {
   Context delete_context;
   ASSERT_TRUE(sessions_->DeleteSession(&delete_context, erase, &erased).ok());
   EXPECT_EQ(erased.position(), 5);
+}
+
+// The threads that poll serve others while forks wait for the engine; there are two of them.
+TEST_F(UnaryTest, ForksThatWaitBlockNobody) {
+  engine_.set_hold_forks(true);
+  constexpr int kForks = 5;
+  v1::ForkSessionRequest request;
+  request.set_session_id("s00000000");
+  request.set_count(2);
+  std::vector<std::thread> clients;
+  std::vector<grpc::Status> statuses(kForks);
+  std::vector<v1::ForkSessionResponse> responses(kForks);
+  for (int i = 0; i < kForks; ++i) {
+    clients.emplace_back([&, i] {
+      Context context;
+      statuses[static_cast<size_t>(i)] =
+          sessions_->ForkSession(&context, request, &responses[static_cast<size_t>(i)]);
+    });
+  }
+  EXPECT_NE(engine_.WaitForCall(kForks - 1), nullptr);
+  for (int i = 0; i < 10; ++i) ExpectServes();
+  for (size_t i = 0; i < kForks; ++i) {
+    const auto fork = engine_.WaitForCall(i);
+    ASSERT_NE(fork, nullptr);
+    fork->CompleteFork();
+  }
+  for (std::thread& client : clients) client.join();
+  for (size_t i = 0; i < kForks; ++i) {
+    EXPECT_TRUE(statuses[i].ok()) << statuses[i].error_message();
+    EXPECT_EQ(responses[i].sessions_size(), 2);
+    EXPECT_TRUE(engine_.WaitForCall(i)->WaitForRelease());
+  }
+}
+
+TEST_F(UnaryTest, AForkIsGivenUpWithItsClient) {
+  engine_.set_hold_forks(true);
+  v1::ForkSessionRequest request;
+  request.set_session_id("s00000000");
+  v1::ForkSessionResponse response;
+  Context context;
+  grpc::Status status;
+  std::thread client([&] { status = sessions_->ForkSession(&context, request, &response); });
+  const auto fork = engine_.WaitForCall(0);
+  EXPECT_NE(fork, nullptr);
+  EXPECT_TRUE(fork == nullptr || fork->options().deadline_ns.has_value());
+  context.TryCancel();
+  client.join();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(fork == nullptr || fork->WaitForRelease());
+  ExpectServes();
 }
 
 TEST_F(UnaryTest, ListSessionsPages) {

@@ -116,6 +116,16 @@ class EngineFixture : public ::testing::Test, public ::testing::WithParamInterfa
     EXPECT_TRUE(call.ok()) << call.status();
     return call.ok() ? std::move(*call) : nullptr;
   }
+  // Forks, with turns of the engine until the copies are there.
+  absl::StatusOr<std::vector<SessionInfo>> Fork(const std::string& id,
+                                                std::optional<int64_t> expected_position,
+                                                int64_t count, std::optional<int64_t> ttl_ms) {
+    auto fork = engine_->ForkSession({id, expected_position, count, ttl_ms}, {});
+    if (!fork.ok()) return fork.status();
+    auto result = (*fork)->Take();
+    while (!result.has_value() && engine_->StepOnce()) result = (*fork)->Take();
+    return result.has_value() ? *std::move(result) : absl::InternalError("the fork never ended");
+  }
   // Submits, runs everything, and takes the result.
   BatchResult MustRun(BatchRequest request) {
     auto call = MustSubmit(std::move(request));

@@ -102,10 +102,9 @@ class EchoEngine final : public engine::Engine {
     return {};
   }
   absl::StatusOr<int64_t> DeleteSession(std::string_view) override { return 0; }
-  absl::StatusOr<std::vector<engine::SessionInfo>> ForkSession(std::string_view,
-                                                               std::optional<int64_t>, int32_t,
-                                                               std::optional<int64_t>) override {
-    return std::vector<engine::SessionInfo>{};
+  absl::StatusOr<std::unique_ptr<engine::ForkCall>> ForkSession(engine::ForkRequest,
+                                                                engine::CallOptions) override {
+    return absl::UnimplementedError("an echo has no sessions to fork");
   }
   engine::Levels levels() const override { return {}; }
   const engine::EngineOptions& options() const override { return options_; }

@@ -24,6 +24,18 @@ class GenerateHandle final : public engine::GenerateCall {
   const std::shared_ptr<FakeCall> call_;
 };
 
+class ForkHandle final : public engine::ForkCall {
+ public:
+  explicit ForkHandle(std::shared_ptr<FakeCall> call) : call_(std::move(call)) {}
+  ~ForkHandle() override { call_->Release(); }
+  std::optional<absl::StatusOr<std::vector<engine::SessionInfo>>> Take() override {
+    return call_->TakeCopies();
+  }
+
+ private:
+  const std::shared_ptr<FakeCall> call_;
+};
+
 engine::SessionInfo Session(int64_t number) {
   char id[32];
   std::snprintf(id, sizeof(id), "s%08lld", static_cast<long long>(number));
@@ -96,6 +108,12 @@ void FakeCall::Complete(engine::BatchResult result) {
   Ready();
 }
 
+void FakeCall::CompleteFork() {
+  std::lock_guard lock(mutex_);
+  copied_ = true;
+  Ready();
+}
+
 int64_t FakeCall::pending_tokens() const {
   std::lock_guard lock(mutex_);
   return std::ssize(chunk_.tokens);
@@ -114,6 +132,12 @@ bool FakeCall::WaitForDrain() const {
 std::optional<engine::BatchResult> FakeCall::Take() {
   std::lock_guard lock(mutex_);
   return std::exchange(result_, std::nullopt);
+}
+
+std::optional<std::vector<engine::SessionInfo>> FakeCall::TakeCopies() {
+  std::lock_guard lock(mutex_);
+  if (!std::exchange(copied_, false)) return std::nullopt;
+  return copies_;
 }
 
 std::optional<engine::GenerateChunk> FakeCall::Drain() {
@@ -244,19 +268,25 @@ absl::StatusOr<int64_t> FakeEngine::DeleteSession(std::string_view id) {
   return 5;
 }
 
-absl::StatusOr<std::vector<engine::SessionInfo>> FakeEngine::ForkSession(
-    std::string_view id, std::optional<int64_t> expected_position, int32_t count,
-    std::optional<int64_t> ttl_ms) {
-  if (expected_position.value_or(0) != 0) {
-    return engine::PositionMismatchError({std::string(id), *expected_position, 0});
+absl::StatusOr<std::unique_ptr<engine::ForkCall>> FakeEngine::ForkSession(
+    engine::ForkRequest request, engine::CallOptions options) {
+  if (request.expected_position.value_or(0) != 0) {
+    return engine::PositionMismatchError({request.session_id, *request.expected_position, 0});
   }
   std::vector<engine::SessionInfo> copies;
-  for (int32_t i = 1; i <= count; ++i) {
+  for (int64_t i = 1; i <= request.count; ++i) {
     copies.push_back(Session(i));
-    copies.back().parent_id = std::string(id);
-    copies.back().ttl_ms = ttl_ms.value_or(-1);
+    copies.back().parent_id = request.session_id;
+    copies.back().ttl_ms = request.ttl_ms.value_or(-1);
   }
-  return copies;
+  auto call = std::make_shared<FakeCall>(std::move(options), std::move(copies));
+  {
+    std::lock_guard lock(mutex_);
+    calls_.push_back(call);
+    changed_.notify_all();
+  }
+  if (!hold_forks_) call->CompleteFork();
+  return std::make_unique<ForkHandle>(std::move(call));
 }
 
 engine::ChosenToken MakeToken(int32_t id, size_t num_logits) {

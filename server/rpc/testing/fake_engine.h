@@ -7,6 +7,7 @@
 #ifndef SERVER_RPC_TESTING_FAKE_ENGINE_H_
 #define SERVER_RPC_TESTING_FAKE_ENGINE_H_
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -27,6 +28,9 @@ class FakeCall {
  public:
   FakeCall(engine::CallOptions options, uint64_t seed)
       : options_(std::move(options)), seed_(seed) {}
+  // A fork.
+  FakeCall(engine::CallOptions options, std::vector<engine::SessionInfo> copies)
+      : options_(std::move(options)), seed_(0), copies_(std::move(copies)) {}
 
   // For the test.
   void Push(std::vector<engine::ChosenToken> tokens);  // Of Generate.
@@ -39,8 +43,11 @@ class FakeCall {
   bool WaitForRelease() const;
   bool WaitForDrain() const;
 
+  void CompleteFork();  // With the copies asked for.
+
   // For the handles.
   std::optional<engine::BatchResult> Take();
+  std::optional<std::vector<engine::SessionInfo>> TakeCopies();
   std::optional<engine::GenerateChunk> Drain();
   void Release();
   uint64_t seed() const { return seed_; }
@@ -56,6 +63,8 @@ class FakeCall {
   bool fresh_ = false;
   bool delivered_ = false;
   std::optional<engine::BatchResult> result_;
+  std::vector<engine::SessionInfo> copies_;  // Of a fork.
+  bool copied_ = false;
   bool released_ = false;
 };
 
@@ -64,6 +73,8 @@ class FakeEngine final : public engine::Engine {
   // Batches are answered by this as they come in; null: they are held for the test.
   using Answer = std::function<engine::BatchResult(const engine::BatchRequest&)>;
   void set_answer(Answer answer);
+  // Forks are held for the test, as calls.
+  void set_hold_forks(bool hold) { hold_forks_ = hold; }
   // Calls from now on are refused with this, if it is not OK.
   void set_refusal(absl::Status status);
   // Waits for the n-th call (from 0); null after ten seconds.
@@ -92,9 +103,8 @@ class FakeEngine final : public engine::Engine {
   std::vector<engine::SessionInfo> ListSessions(std::string_view after, int64_t limit,
                                                 int64_t* total) override;
   absl::StatusOr<int64_t> DeleteSession(std::string_view id) override;
-  absl::StatusOr<std::vector<engine::SessionInfo>> ForkSession(
-      std::string_view id, std::optional<int64_t> expected_position, int32_t count,
-      std::optional<int64_t> ttl_ms) override;
+  absl::StatusOr<std::unique_ptr<engine::ForkCall>> ForkSession(
+      engine::ForkRequest request, engine::CallOptions options) override;
   engine::Levels levels() const override { return {}; }
   const engine::EngineOptions& options() const override { return engine_options_; }
 
@@ -103,6 +113,7 @@ class FakeEngine final : public engine::Engine {
 
   engine::EngineOptions engine_options_;
   int64_t num_sessions_ = 0;
+  std::atomic<bool> hold_forks_ = false;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Answer answer_;
