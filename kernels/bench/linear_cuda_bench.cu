@@ -7,6 +7,7 @@
 //
 // usage: linear_cuda_bench [--rows=1,4,...] [--shapes=in,out,gate_up,down,head] [--no-lt]
 //                          [--invariant] [--replays=20] [--chain-only] [--no-chain]
+//                          [--chain-modes=0:0,15:0,15:15]
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
@@ -17,6 +18,7 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gdn/kernels/linear.h"
@@ -97,6 +99,8 @@ struct Options {
   bool invariant = false;
   bool singles = true;
   bool chain = true;
+  // Bit i: product i of the chain starts early, and releases the next one early.
+  std::vector<std::pair<int, int>> chain_modes = {{0, 0}, {15, 0}, {15, 15}};
   int replays = 20;
 };
 
@@ -136,8 +140,8 @@ class Bench {
       }
     }
     if (options_.chain) {
-      std::printf("\nin, out, gate_up, down of 24 layers\n%5s | %9s %9s %9s | %7s %7s\n", "rows",
-                  "us/layer", "early", "release", "GB/s", "% read");
+      std::printf("\nin, out, gate_up, down of 24 layers\n%5s %6s:%-7s | %9s %7s %7s\n", "rows",
+                  "early", "release", "us/layer", "GB/s", "% read");
       for (const int64_t rows : options_.rows) Chain(rows);
     }
   }
@@ -317,37 +321,33 @@ class Bench {
     }
     const gdn_exec exec = Exec();
     uint16_t* const projected = reinterpret_cast<uint16_t*>(y_);
-    double us[3];
-    for (int mode = 0; mode < 3; ++mode) {
-      us[mode] = Time(
-                     [&] {
-                       const uint16_t* weight = weights_;
-                       for (int layer = 0; layer < kLayers; ++layer) {
-                         for (int i = 0; i < 4; ++i) {
-                           const Product& product = kProducts[i];
-                           gdn_linear_args args = Args(product, plans[i], rows);
-                           args.weight = weight;
-                           weight += product.n * product.k;
-                           if (product.norm) {
-                             args.y = projected;
-                           } else {
-                             args.x = projected;
-                             args.x_row_stride = i == 1 ? 8224 : 3584;
-                             args.y = x32_;
-                           }
-                           args.early_start = mode > 0;
-                           args.early_release = mode > 1;
-                           Must(gdn_linear(&exec, &args));
-                         }
-                       }
-                     },
-                     options_.replays) /
-                 kLayers;
+    for (const auto& [early, release] : options_.chain_modes) {
+      const auto enqueue = [&, early = early, release = release] {
+        const uint16_t* weight = weights_;
+        for (int layer = 0; layer < kLayers; ++layer) {
+          for (int i = 0; i < 4; ++i) {
+            const Product& product = kProducts[i];
+            gdn_linear_args args = Args(product, plans[i], rows);
+            args.weight = weight;
+            weight += product.n * product.k;
+            if (product.norm) {
+              args.y = projected;
+            } else {
+              args.x = projected;
+              args.x_row_stride = i == 1 ? 8224 : 3584;
+              args.y = x32_;
+            }
+            args.early_start = early >> i & 1;
+            args.early_release = release >> i & 1;
+            Must(gdn_linear(&exec, &args));
+          }
+        }
+      };
+      const double us = Time(enqueue, options_.replays) / kLayers;
+      std::printf("%5lld %6d:%-7d | %9.2f %7.0f %7.1f\n", static_cast<long long>(rows), early,
+                  release, us, static_cast<double>(bytes) / us * 1e-3,
+                  100e-3 * static_cast<double>(bytes) / us / read_);
     }
-    const double best = std::min(us[1], us[2]);
-    std::printf("%5lld | %9.2f %9.2f %9.2f | %7.0f %7.1f\n", static_cast<long long>(rows), us[0],
-                us[1], us[2], static_cast<double>(bytes) / best * 1e-3,
-                100e-3 * static_cast<double>(bytes) / best / read_);
     std::fflush(stdout);
     for (gdn_linear_plan* plan : plans) gdn_linear_plan_destroy(plan);
   }
@@ -396,6 +396,12 @@ Options Parse(int argc, char** argv) {
       options.singles = false;
     } else if (name == "--no-chain") {
       options.chain = false;
+    } else if (name == "--chain-modes") {
+      options.chain_modes.clear();
+      ForEach(value, [&](const std::string& item) {
+        options.chain_modes.emplace_back(std::stoi(item),
+                                         std::stoi(item.substr(item.find(':') + 1)));
+      });
     } else if (name == "--replays") {
       options.replays = std::stoi(value);
     } else {

@@ -65,6 +65,7 @@ LinearRows RowsOf(const gdn_linear_args& args, int64_t first, int64_t count) {
   rows.norm_eps = args.norm_eps;
   rows.x_is_f32 = args.x_dtype == GDN_F32;
   rows.k = static_cast<int32_t>(args.plan->shape.k);
+  rows.inverse_k = 1.0f / static_cast<float>(args.plan->shape.k);
   rows.rows = static_cast<int32_t>(count);
   return rows;
 }

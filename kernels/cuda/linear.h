@@ -16,9 +16,10 @@ struct LinearRows {
   int64_t x_row_stride;
   const float* norm_weight;  // Null: no norm.
   float norm_eps;
-  bool x_is_f32;
+  float inverse_k;  // A division would take the slow path for rows that do not exist.
   int32_t k;
   int32_t rows;
+  bool x_is_f32;
 };
 
 // How a launch fits between its neighbours in the stream.
@@ -32,11 +33,11 @@ struct LinearSkinnyParams {
   const void* weight;
   void* y;
   int64_t y_row_stride;
-  int32_t outputs;  // Columns of y.
   bool y_is_f32;
   bool silu;
   bool accumulate;
   LinearOrder order;
+  int32_t outputs;  // Columns of y.
 
   // How the launcher divides the work (linear_skinny.cu).
   int32_t tiles_each;

@@ -1,10 +1,13 @@
 // The stream of weights through shared memory: one warp asks for them, eight consume them.
 //
 // The ring's unit is a group of up to kTiles tiles of eight weight rows, over one chunk of K: the
-// whole of it, or an equal share of each consumer's slice. A row in a slot holds the consumers'
-// shares one after the other, each kShare = chunk_steps * 64 bytes; without chunks that is the row
-// as it lies in memory, and one copy brings it. Rows are 64 bytes modulo 128 apart: then the eight
-// lanes that one pass of the memory serves, which read 64 bytes of two rows, meet no bank twice.
+// whole of it, or an equal share of each consumer's slice. A group is two runs of consecutive rows
+// of the weight, with a gate those of gate and up; half of each tile comes from either: its even
+// columns from the first run, its odd columns from the second. Without chunks each run is one copy,
+// which matters: copies are issued one after the other, a hundred cycles each. And as the second
+// run begins 64 bytes modulo 128 behind the first, the eight lanes that one pass of the memory
+// serves, which read 64 bytes of an even and an odd column, meet no bank twice.
+// With chunks a row in a slot holds the consumers' shares one after the other.
 #ifndef KERNELS_CUDA_LINEAR_RING_CUH_
 #define KERNELS_CUDA_LINEAR_RING_CUH_
 
@@ -28,11 +31,16 @@ __host__ __device__ inline Chunks ChunksOf(int per_warp) {
   return {count, (per_warp + count - 1) / count};
 }
 
-__host__ __device__ inline int RowPitch(int chunk_steps) {
-  return kWarps * chunk_steps * kStep * 2 + 64;
+// Bytes of a row in a slot, of a run, of a slot.
+__host__ __device__ inline int RowBytes(int k, Chunks chunks) {
+  return chunks.count == 1 ? k * 2 : kWarps * chunks.steps * kStep * 2;
 }
-__host__ __device__ inline int SlotBytes(int tiles, int chunk_steps) {
-  return tiles * kGroupRows * RowPitch(chunk_steps);
+__host__ __device__ inline int RunBytes(int tiles, int row_bytes) {
+  return (tiles * (kGroupRows / 2) * row_bytes + 127) / 128 * 128 + 64;
+}
+__host__ __device__ inline int SlotBytes(int tiles, int row_bytes) {
+  // What a lane reads of the last row's last step may lie behind it, but not behind the slot.
+  return 2 * RunBytes(tiles, row_bytes);
 }
 
 // A block's share of the tiles: `each`, and one more for the first `more` blocks.
@@ -73,47 +81,71 @@ struct RingPosition {
   }
 };
 
-// The weight row behind row r of a tile. With a gate, even rows are gate rows and odd rows the up
-// rows of the same columns of y. -1 beyond the last.
-template <bool kGate>
-__device__ inline int64_t WeightRow(int outputs, int tile, int r) {
-  const int column = kGate ? tile * (kGroupRows / 2) + r / 2 : tile * kGroupRows + r;
-  if (column >= outputs) return -1;
-  return kGate ? column + int64_t{r % 2} * outputs : column;
-}
+// The columns of y of a group, and the rows of its runs.
+template <int kTiles, bool kGate>
+struct Group {
+  static constexpr int kTileColumns = kGate ? kGroupRows / 2 : kGroupRows;
+  static constexpr int kColumns = kTiles * kTileColumns;
+  static constexpr int kRunRows = kTiles * kGroupRows / 2;
 
-// By one warp: fills a slot with chunk `chunk` of the tiles [tile, tile + kTiles) below `end`.
+  int column0;
+  int columns;
+
+  __device__ Group(const LinearSkinnyParams& p, int tile, int end)
+      : column0(tile * kTileColumns),
+        columns(min(kColumns, min(end * kTileColumns, p.outputs) - tile * kTileColumns)) {}
+  __device__ int RunFirst(const LinearSkinnyParams& p, int run) const {
+    return column0 + run * (kGate ? p.outputs : kRunRows);
+  }
+  __device__ int RunCount(int run) const {
+    return kGate ? columns : min(kRunRows, max(0, columns - run * kRunRows));
+  }
+  // Where the tiles hold column `index` of a group without a gate.
+  __device__ static int Place(int index) {
+    const int in_run = index % kRunRows;
+    return in_run / (kGroupRows / 2) * kGroupRows + in_run % (kGroupRows / 2) * 2 +
+           index / kRunRows;
+  }
+};
+
+// Fills a slot with chunk `chunk` of the tiles [tile, tile + kTiles) below `end`: by one thread, or
+// with chunks by one warp.
 template <typename W, int kTiles, bool kGate, bool kChunked>
 __device__ inline void FillSlot(const LinearSkinnyParams& p, Chunks chunks, int tile, int end,
-                                int chunk, unsigned char* slot, ArrivalBarrier* full) {
-  static_assert(kTiles * kGroupRows <= 32);
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+                                [[maybe_unused]] int chunk, unsigned char* slot,
+                                ArrivalBarrier* full) {
   const int k = p.rows.k;
-  tile += lane / kGroupRows;
-  const int64_t row = WeightRow<kGate>(p.outputs, tile, lane % kGroupRows);
-  const bool mine = lane < kTiles * kGroupRows && tile < end && row >= 0;
-  const int rows = __popc(__ballot_sync(kFullMask, mine));
-  const W* const from = static_cast<const W*>(p.weight) + row * k;
-  unsigned char* const to = slot + lane * RowPitch(chunks.steps);
+  const Group<kTiles, kGate> group(p, tile, end);
+  const int row_bytes = RowBytes(k, chunks);
+  const int run_bytes = RunBytes(kTiles, row_bytes);
+  const W* const weight = static_cast<const W*>(p.weight);
   if constexpr (!kChunked) {
-    const auto bytes = static_cast<uint32_t>(k) * 2;
-    if (lane == 0) full->ArriveExpecting(static_cast<uint32_t>(rows) * bytes);
-    __syncwarp();
-    if (mine) BulkLoad(to, from, bytes, full);
+    const uint32_t first = static_cast<uint32_t>(group.RunCount(0) * row_bytes);
+    const uint32_t second = static_cast<uint32_t>(group.RunCount(1) * row_bytes);
+    full->ArriveExpecting(first + second);
+    BulkLoad(slot, weight + int64_t{group.RunFirst(p, 0)} * k, first, full);
+    if (second > 0) {
+      BulkLoad(slot + run_bytes, weight + int64_t{group.RunFirst(p, 1)} * k, second, full);
+    }
   } else {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
     const int per_warp = StepsPerWarp(k);
     const int steps = min(chunks.steps, per_warp - chunk * chunks.steps);
     const auto first = [&](int w) { return (w * per_warp + chunk * chunks.steps) * kStep; };
     const auto count = [&](int w) { return max(0, min(steps * kStep, k - first(w))); };
     int elements = 0;
     for (int w = 0; w < kWarps; ++w) elements += count(w);
+    const int rows = group.RunCount(0) + group.RunCount(1);
     if (lane == 0) full->ArriveExpecting(static_cast<uint32_t>(rows * elements) * 2);
     __syncwarp();
+    const int run = lane / Group<kTiles, kGate>::kRunRows;
+    const int row = lane % Group<kTiles, kGate>::kRunRows;
+    if (run > 1 || row >= group.RunCount(run)) return;
+    const W* const from = weight + int64_t{group.RunFirst(p, run) + row} * k;
     for (int w = 0; w < kWarps; ++w) {
-      if (mine && count(w) > 0) {
-        BulkLoad(to + w * chunks.steps * kStep * 2, from + first(w),
-                 static_cast<uint32_t>(count(w)) * 2, full);
-      }
+      if (count(w) == 0) continue;
+      BulkLoad(slot + run * run_bytes + row * row_bytes + w * chunks.steps * kStep * 2,
+               from + first(w), static_cast<uint32_t>(count(w)) * 2, full);
     }
   }
 }

@@ -12,17 +12,17 @@ template <typename W>
 __global__ void __launch_bounds__(kThreads)
     RowsKernel(const __grid_constant__ LinearRows p, const LinearOrder order, W* n) {
   __shared__ NormScratch scratch;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
   const Slice slice = SliceOf(p.k, static_cast<int>(threadIdx.x) / 32);
   if (order.early_release) AllowNextKernel();
-  LoadNormWeights(p, slice, &scratch);
+  const float4 weight = LoadNormWeight(p, slice);
   WaitForPreviousKernel();
   AllowNextKernel();
-  PrepareRows<W, 2>(p, static_cast<int>(blockIdx.x) * 2 * kGroupRows, slice, &scratch,
-                    [&](int row, int step, uint4 piece) {
-                      const int k = (slice.first + step) * kStep + lane % 4 * kPiece;
-                      if (k < p.k) *reinterpret_cast<uint4*>(n + int64_t{row} * p.k + k) = piece;
-                    });
+  PrepareRows<W, 2 * kGroupRows>(p, static_cast<int>(blockIdx.x) * 2 * kGroupRows, slice, weight,
+                                 &scratch, [&](int row, int element, uint2 values) {
+                                   const int k = slice.first * kStep + element;
+                                   if (k < p.k)
+                                     *reinterpret_cast<uint2*>(n + int64_t{row} * p.k + k) = values;
+                                 });
 }
 
 __global__ void __launch_bounds__(256) GateKernel(const __grid_constant__ LinearGateParams a) {

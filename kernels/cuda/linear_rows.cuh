@@ -1,10 +1,8 @@
 // From x to n: RMSNorm over a row, rounded to the weight's type. Shared by the skinny product and
 // the kernel that prepares rows for the wide one, so that both give the same bits.
 //
-// Eight warps divide K into contiguous slices of whole steps of 32 elements. Within a step a lane
-// holds eight neighbouring elements of one row: lane 4 g + t elements 8 t..8 t + 7 of row g. That
-// is also the lane that needs them as an operand of the matrix instruction: which eight elements of
-// K stand behind its indices does not matter as long as both operands agree.
+// Eight warps divide K into contiguous slices of whole steps of 32 elements. A warp loads its slice
+// of a row with all lanes, four neighbouring elements each.
 #ifndef KERNELS_CUDA_LINEAR_ROWS_CUH_
 #define KERNELS_CUDA_LINEAR_ROWS_CUH_
 
@@ -48,207 +46,179 @@ __device__ inline uint32_t Pack<F16>(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
-
 template <typename W>
-__device__ inline void Unpack(uint4 raw, float (&v)[kPiece]) {
-  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = Pair<W>::Widen(*reinterpret_cast<const typename Pair<W>::Raw*>(&words[i]));
-    v[2 * i] = pair.x;
-    v[2 * i + 1] = pair.y;
-  }
+__device__ inline uint2 Round(float4 v) {
+  return {Pack<W>(v.x, v.y), Pack<W>(v.z, v.w)};
 }
 
-// x may have been written by a kernel that ran beside this one on the same multiprocessor: it is
-// read from the L2, where all writes meet.
 template <typename W>
-__device__ inline void LoadX(const LinearRows& p, int row, int k, float (&v)[kPiece]) {
+__device__ inline float2 UnpackPair(uint32_t word) {
+  return Pair<W>::Widen(*reinterpret_cast<const typename Pair<W>::Raw*>(&word));
+}
+
+constexpr int kQuad = 4;            // Elements of a lane.
+constexpr int kChunk = 32 * kQuad;  // Elements of a warp.
+
+// Four elements of x. It may have been written by a kernel that ran beside this one on the same
+// multiprocessor: it is read from the L2, where all writes meet.
+template <typename W>
+__device__ inline float4 LoadX(const LinearRows& p, int row, int k) {
   const int64_t at = row * p.x_row_stride + k;
-  if (p.x_is_f32) {
-    const float4* const from = reinterpret_cast<const float4*>(static_cast<const float*>(p.x) + at);
-    const float4 low = __ldcg(from);
-    const float4 high = __ldcg(from + 1);
-    v[0] = low.x;
-    v[1] = low.y;
-    v[2] = low.z;
-    v[3] = low.w;
-    v[4] = high.x;
-    v[5] = high.y;
-    v[6] = high.z;
-    v[7] = high.w;
+  if (p.x_is_f32)
+    return __ldcg(reinterpret_cast<const float4*>(static_cast<const float*>(p.x) + at));
+  const uint2 raw = __ldcg(reinterpret_cast<const uint2*>(static_cast<const W*>(p.x) + at));
+  const float2 low = UnpackPair<W>(raw.x);
+  const float2 high = UnpackPair<W>(raw.y);
+  return {low.x, low.y, high.x, high.y};
+}
+
+__device__ inline float SumSquares(float4 v, float sum) {
+  return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, sum))));
+}
+__device__ inline float4 Normed(float4 x, float rstd, float4 w) {
+  return {x.x * rstd * w.x, x.y * rstd * w.y, x.z * rstd * w.z, x.w * rstd * w.w};
+}
+
+// The sum over the lanes of each of kRows values: lane i gets that of row i * kRows / 32. Which
+// lanes' sums meet first does not depend on kRows.
+template <int kRows, int kBit = 16>
+__device__ inline float SumLanes(const float (&v)[kRows], int lane) {
+  if constexpr (kBit == 0) {
+    return v[0];
+  } else if constexpr (kRows > 1) {
+    const bool upper = (lane & kBit) != 0;
+    float kept[kRows / 2];
+#pragma unroll
+    for (int i = 0; i < kRows / 2; ++i) {
+      const float sent = upper ? v[i] : v[i + kRows / 2];
+      kept[i] = (upper ? v[i + kRows / 2] : v[i]) + __shfl_xor_sync(kFullMask, sent, kBit);
+    }
+    return SumLanes<kRows / 2, kBit / 2>(kept, lane);
   } else {
-    Unpack<W>(__ldcg(reinterpret_cast<const uint4*>(static_cast<const W*>(p.x) + at)), v);
+    const float sum[1] = {v[0] + __shfl_xor_sync(kFullMask, v[0], kBit)};
+    return SumLanes<1, kBit / 2>(sum, lane);
   }
 }
 
-__device__ inline void LoadNormWeight(const float* weight, int k, float (&v)[kPiece]) {
-  const float4 low = *reinterpret_cast<const float4*>(weight + k);
-  const float4 high = *reinterpret_cast<const float4*>(weight + k + 4);
-  v[0] = low.x;
-  v[1] = low.y;
-  v[2] = low.z;
-  v[3] = low.w;
-  v[4] = high.x;
-  v[5] = high.y;
-  v[6] = high.z;
-  v[7] = high.w;
-}
-
-template <typename W>
-__device__ inline uint4 RoundPiece(const float (&x)[kPiece]) {
-  return {Pack<W>(x[0], x[1]), Pack<W>(x[2], x[3]), Pack<W>(x[4], x[5]), Pack<W>(x[6], x[7])};
-}
-
-template <typename W>
-__device__ inline uint4 NormPiece(const float (&x)[kPiece], float rstd, const float (&w)[kPiece]) {
-  return {Pack<W>(x[0] * rstd * w[0], x[1] * rstd * w[1]),
-          Pack<W>(x[2] * rstd * w[2], x[3] * rstd * w[3]),
-          Pack<W>(x[4] * rstd * w[4], x[5] * rstd * w[5]),
-          Pack<W>(x[6] * rstd * w[6], x[7] * rstd * w[7])};
-}
-
-// Steps of a slice whose elements stay in registers between the norm's two passes.
-constexpr int kHeldSteps = 4;
-
-// The norm's weights for those steps, kept in shared memory from before the wait for x, and the
-// sums of squares.
+// Sums of squares of the slices.
 struct NormScratch {
-  float weights[kWarps][kHeldSteps * kStep];
   float sums[kWarps][2 * kGroupRows];
 };
-
-// By a whole warp, for itself.
-__device__ inline void LoadNormWeights(const LinearRows& p, Slice slice, NormScratch* scratch) {
-  if (p.norm_weight == nullptr) return;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int k = slice.first * kStep + lane * 4;  // kHeldSteps * kStep = 32 * 4.
-  static_assert(kHeldSteps * kStep == 32 * 4);
-  if (lane * 4 < slice.count * kStep && k < p.k) {
-    *reinterpret_cast<float4*>(&scratch->weights[warp][lane * 4]) =
-        __ldg(reinterpret_cast<const float4*>(p.norm_weight + k));
-  }
-  __syncwarp();
-}
 
 // A barrier of the kThreads threads that work on rows; a block may have others.
 __device__ inline void SyncConsumers() {
   asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
 
-// Calls store(row, step, piece) for row first_row + g of each lane, with two halves row
-// first_row + 8 + g too, as far as there are such rows, and every step of the warp's slice; zero
-// beyond K. LoadNormWeights has been called. By the kThreads first threads of a block.
-template <typename W, int kHalves, typename Store>
-__device__ inline void PrepareRows(const LinearRows& p, int first_row, Slice slice,
+// The norm's weights for the slice's first chunk: loaded before the wait for x.
+__device__ inline float4 LoadNormWeight(const LinearRows& p, Slice slice) {
+  const int lane_k = slice.first * kStep + static_cast<int>(threadIdx.x) % 32 * kQuad;
+  float4 w = {0.0f, 0.0f, 0.0f, 0.0f};
+  if (p.norm_weight != nullptr && lane_k < p.k) {
+    w = __ldg(reinterpret_cast<const float4*>(p.norm_weight + lane_k));
+  }
+  return w;
+}
+
+// Calls store(row, element, four values of n) for the rows first_row to first_row + kRows - 1 as
+// far as they exist, and every element of the warp's slice, counted from its beginning; zero beyond
+// K. `weight` is LoadNormWeight's. By the kThreads first threads of a block.
+template <typename W, int kRows, typename Store>
+__device__ inline void PrepareRows(const LinearRows& p, int first_row, Slice slice, float4 weight,
                                    NormScratch* scratch, Store&& store) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane_k = slice.first * kStep + lane % 4 * kPiece;
-  const int row0 = first_row + lane / 4;
-  const uint4 zero = {0, 0, 0, 0};
-  const auto has_row = [&](int half) { return row0 + half * kGroupRows < p.rows; };
+  const int k0 = slice.first * kStep;
+  const int length = slice.count * kStep;
+  const int inside = min(length, p.k - k0);  // Of the slice's elements.
+  const int rows = p.rows - first_row;
+  const bool norm = p.norm_weight != nullptr;
+  const float4 zero = {0.0f, 0.0f, 0.0f, 0.0f};
 
-  if (p.norm_weight == nullptr && !p.x_is_f32) {
-    constexpr int kBatch = 12;  // Loads in flight.
+  if (!norm && !p.x_is_f32) {  // Copied as they are, eight elements a lane.
+    constexpr int kAcross = 2;
+    constexpr int kDown = kRows < 4 ? kRows : 4;
+    const W* const x = static_cast<const W*>(p.x) + first_row * p.x_row_stride + k0;
+#pragma unroll 1
+    for (int e0 = lane * kPiece; e0 < length; e0 += kAcross * 32 * kPiece) {
+#pragma unroll 1
+      for (int r0 = 0; r0 < min(rows, kRows); r0 += kDown) {
+        uint4 raw[kDown][kAcross];
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      if (!has_row(half)) continue;
-      const int row = row0 + half * kGroupRows;
-      const W* const x = static_cast<const W*>(p.x) + row * p.x_row_stride + lane_k;
-      for (int s0 = 0; s0 < slice.count; s0 += kBatch) {
-        uint4 raw[kBatch];
+        for (int r = 0; r < kDown; ++r) {
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          const int s = s0 + i;
-          raw[i] = zero;
-          if (s < slice.count && lane_k + s * kStep < p.k) {
-            raw[i] = __ldcg(reinterpret_cast<const uint4*>(x + s * kStep));
+          for (int i = 0; i < kAcross; ++i) {
+            const int e = e0 + i * 32 * kPiece;
+            raw[r][i] = {0, 0, 0, 0};
+            if (r0 + r < rows && e < inside) {
+              raw[r][i] = __ldcg(reinterpret_cast<const uint4*>(x + (r0 + r) * p.x_row_stride + e));
+            }
           }
         }
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          if (s0 + i < slice.count) store(row, s0 + i, raw[i]);
+        for (int r = 0; r < kDown; ++r) {
+#pragma unroll
+          for (int i = 0; i < kAcross; ++i) {
+            const int e = e0 + i * 32 * kPiece;
+            if (r0 + r < rows && e < length) {
+              store(first_row + r0 + r, e, uint2{raw[r][i].x, raw[r][i].y});
+              store(first_row + r0 + r, e + kQuad, uint2{raw[r][i].z, raw[r][i].w});
+            }
+          }
         }
       }
     }
     return;
   }
 
-  float held[kHalves][kHeldSteps][kPiece];
-  float rstd[kHalves];
-  if (p.norm_weight != nullptr) {
+  // The first chunk stays in registers between the norm's passes; the others are read twice.
+  const int e0 = lane * kQuad;
+  float4 held[kRows];
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      if (!has_row(half)) continue;
+  for (int r = 0; r < kRows; ++r) {
+    held[r] = zero;
+    if (r < rows && e0 < inside) held[r] = LoadX<W>(p, first_row + r, k0 + e0);
+  }
+  float rstd = 1.0f;
+  if (norm) {
+    float sum[kRows];
 #pragma unroll
-      for (int s = 0; s < kHeldSteps; ++s) {
-        const int k = lane_k + s * kStep;
-        if (s < slice.count && k < p.k) LoadX<W>(p, row0 + half * kGroupRows, k, held[half][s]);
+    for (int r = 0; r < kRows; ++r) sum[r] = SumSquares(held[r], 0.0f);
+#pragma unroll 1
+    for (int e = e0 + kChunk; e < inside; e += kChunk) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        if (r < rows) sum[r] = SumSquares(LoadX<W>(p, first_row + r, k0 + e), sum[r]);
       }
     }
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      float sum = 0.0f;
-      if (has_row(half)) {
-#pragma unroll
-        for (int s = 0; s < kHeldSteps; ++s) {
-          if (s < slice.count && lane_k + s * kStep < p.k) {
-#pragma unroll
-            for (int i = 0; i < kPiece; ++i) sum = fmaf(held[half][s][i], held[half][s][i], sum);
-          }
-        }
-        for (int s = kHeldSteps; s < slice.count; ++s) {
-          const int k = lane_k + s * kStep;
-          if (k >= p.k) break;
-          float v[kPiece];
-          LoadX<W>(p, row0 + half * kGroupRows, k, v);
-#pragma unroll
-          for (int i = 0; i < kPiece; ++i) sum = fmaf(v[i], v[i], sum);
-        }
-      }
-      sum = LaneSum<3>(sum);
-      if (lane % 4 == 0) scratch->sums[warp][half * kGroupRows + lane / 4] = sum;
-    }
+    const float total = SumLanes<kRows>(sum, lane);
+    if (lane % (32 / kRows) == 0) scratch->sums[warp][lane / (32 / kRows)] = total;
     SyncConsumers();
+    // Lane i takes row i.
+    float square = 0.0f;
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      float sum = 0.0f;
+    for (int w = 0; w < kWarps; ++w) square += scratch->sums[w][lane % kRows];
+    rstd = rsqrtf(fmaf(square, p.inverse_k, p.norm_eps));
+  }
 #pragma unroll
-      for (int w = 0; w < kWarps; ++w) sum += scratch->sums[w][half * kGroupRows + lane / 4];
-      rstd[half] = rsqrtf(sum / static_cast<float>(p.k) + p.norm_eps);
+  for (int r = 0; r < kRows; ++r) {
+    const float factor = kRows == 1 ? rstd : __shfl_sync(kFullMask, rstd, r);
+    if (r < rows && e0 < length) {
+      store(first_row + r, e0, Round<W>(norm ? Normed(held[r], factor, weight) : held[r]));
     }
   }
-
+#pragma unroll 1
+  for (int chunk = kChunk; chunk < length; chunk += kChunk) {
+    const int e = chunk + e0;
+    float4 w = zero;
+    if (norm && e < inside) w = __ldg(reinterpret_cast<const float4*>(p.norm_weight + k0 + e));
 #pragma unroll
-  for (int half = 0; half < kHalves; ++half) {
-    if (!has_row(half)) continue;
-    const int row = row0 + half * kGroupRows;
-    if (p.norm_weight != nullptr) {
-#pragma unroll
-      for (int s = 0; s < kHeldSteps; ++s) {
-        if (s >= slice.count) continue;
-        float w[kPiece];
-        LoadNormWeight(scratch->weights[warp], s * kStep + lane % 4 * kPiece, w);
-        const bool inside = lane_k + s * kStep < p.k;
-        store(row, s, inside ? NormPiece<W>(held[half][s], rstd[half], w) : zero);
-      }
-    }
-    for (int s = p.norm_weight != nullptr ? kHeldSteps : 0; s < slice.count; ++s) {
-      const int k = lane_k + s * kStep;
-      if (k >= p.k) {
-        store(row, s, zero);
-        continue;
-      }
-      float v[kPiece];
-      LoadX<W>(p, row, k, v);
-      if (p.norm_weight != nullptr) {
-        float w[kPiece];
-        LoadNormWeight(p.norm_weight, k, w);
-        store(row, s, NormPiece<W>(v, rstd[half], w));
-      } else {
-        store(row, s, RoundPiece<W>(v));
+    for (int r = 0; r < kRows; ++r) {
+      const float factor = kRows == 1 ? rstd : __shfl_sync(kFullMask, rstd, r);
+      if (r < rows && e < length) {
+        float4 x = zero;
+        if (e < inside) x = LoadX<W>(p, first_row + r, k0 + e);
+        store(first_row + r, e, Round<W>(norm ? Normed(x, factor, w) : x));
       }
     }
   }

@@ -25,11 +25,12 @@ namespace gdn::cuda {
 namespace linear {
 namespace {
 
-// Shared memory: the ring; n as pieces of 16 bytes [warp][step][row][4]; the partial products of
-// a group [warp][row][column]; what the norm needs; the barriers.
+// Shared memory: the ring; n [warp][row][slice], rows an odd multiple of 64 bytes apart; the
+// partial products of a group [warp][row][place]; what the norm needs; the barriers.
 __host__ __device__ constexpr int PartialPitch(int tiles) {
   return tiles == 1 ? 8 : kGroupRows * tiles + 8;
 }
+__host__ __device__ inline int OperandPitch(int k) { return (StepsPerWarp(k) | 1) * kStep * 2; }
 struct Layout {
   int rows;
   int partials;
@@ -37,34 +38,47 @@ struct Layout {
   int barriers;
   int bytes;
 };
-__host__ __device__ inline Layout MakeLayout(int tiles, int slots, int k, int rows, bool norm) {
-  const int per_warp = StepsPerWarp(k);
+__host__ __device__ inline Layout MakeLayout(int slot_bytes, int slots, int tiles, int k, int rows,
+                                             bool norm) {
   Layout layout;
-  layout.rows = slots * SlotBytes(tiles, ChunksOf(per_warp).steps);
-  layout.partials = layout.rows + kWarps * per_warp * rows * kStep * 2;
-  const int partial_rows = rows <= kGroupRows ? kGroupRows : 2 * kGroupRows;
-  layout.scratch = layout.partials + kWarps * partial_rows * PartialPitch(tiles) * 4;
+  layout.rows = slots * slot_bytes;
+  layout.partials = layout.rows + kWarps * rows * OperandPitch(k);
+  layout.scratch = layout.partials + kWarps * rows * PartialPitch(tiles) * 4;
   layout.barriers = layout.scratch + (norm ? static_cast<int>(sizeof(NormScratch)) : 0);
   layout.bytes = layout.barriers + slots * static_cast<int>(sizeof(SlotBarriers));
   return layout;
 }
+inline int SlotBytesFor(int tiles, int k) {
+  return SlotBytes(tiles, RowBytes(k, ChunksOf(StepsPerWarp(k))));
+}
+
+// The most steps of a slice whose rows of n a consumer keeps in registers.
+constexpr int kHeldSteps = 4;
 
 // n in the lanes' order, from the warp's part of shared memory.
-template <int kHalves>
+template <int kRows>
 struct Operand {
+  static constexpr int kHalves = kRows > kGroupRows ? 2 : 1;
+
   uint4 half[kHalves];
 
-  __device__ void Load(const uint4* n, int step, int rows, int g, int t) {
-    const uint4* const from = n + (step * rows + g) * 4 + t;
+  // `from`: row g at the lane's piece of a step.
+  __device__ void Load(const unsigned char* from, int pitch, int rows_from_g) {
 #pragma unroll
     for (int i = 0; i < kHalves; ++i) {
-      half[i] = g + i * kGroupRows < rows ? from[4 * i * kGroupRows] : uint4{0, 0, 0, 0};
+      half[i] = {0, 0, 0, 0};
+      if (i * kGroupRows < rows_from_g) {
+        half[i] = *reinterpret_cast<const uint4*>(from + i * kGroupRows * pitch);
+      }
     }
   }
   __device__ uint4 low() const { return half[0]; }
   __device__ uint4 high() const {
-    if constexpr (kHalves == 2) return half[1];
-    return {0, 0, 0, 0};
+    if constexpr (kHalves == 2) {
+      return half[1];
+    } else {
+      return {0, 0, 0, 0};
+    }
   }
 };
 
@@ -78,17 +92,11 @@ __device__ inline void WaitForSetUp() {
   asm volatile("bar.sync 2, %0;" ::"n"(kSkinnyThreads) : "memory");
 }
 
+// Without chunks by one thread, else by a warp.
 template <typename W, int kTiles, bool kGate, bool kChunked>
 __device__ inline void Produce(const LinearSkinnyParams& p, Chunks chunks, Share share,
                                unsigned char* slots, SlotBarriers* barriers) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int slot_bytes = SlotBytes(kTiles, chunks.steps);
-  if (lane < p.slots) {
-    barriers[lane].full.Init();
-    InitForConsumers(barriers[lane].empty);
-  }
-  ArrivalBarrier::FenceInit();
-  __syncwarp();
+  const int slot_bytes = SlotBytes(kTiles, RowBytes(p.rows.k, chunks));
   RingPosition ring;
   int tile = share.first;
   int chunk = 0;
@@ -101,26 +109,29 @@ __device__ inline void Produce(const LinearSkinnyParams& p, Chunks chunks, Share
       tile += kTiles;
     }
   };
+#pragma unroll 1
   for (int i = 0; i < p.slots && tile < share.end; ++i) fill_next();
-  ArriveSetUp();
   if (p.order.early_release) AllowNextKernel();
   WaitForPreviousKernel();
   AllowNextKernel();
+#pragma unroll 1
   while (tile < share.end) {
     barriers[ring.slot].empty.Wait(ring.parity ^ 1);
     fill_next();
   }
 }
 
-// kHeld: a slice has at most kHeldSteps steps, and x stays in registers.
-template <typename W, int kHalves, int kTiles, bool kGate, bool kHeld>
-__global__ void __launch_bounds__(kSkinnyThreads, kTiles == 4 ? 1 : 2)
+// kRows: the most rows of x. kHeld: a slice has at most kHeldSteps steps, all of them whole, and
+// its part of n stays in registers.
+template <typename W, int kRows, int kTiles, bool kGate, bool kHeld>
+__global__ void __launch_bounds__(kSkinnyThreads, kRows > kGroupRows ? 1 : 2)
     SkinnyKernel(const __grid_constant__ LinearSkinnyParams p) {
+  using Columns = Group<kTiles, kGate>;
   constexpr int kPitch = PartialPitch(kTiles);
-  constexpr int kTileColumns = kGate ? kGroupRows / 2 : kGroupRows;
-  constexpr int kGroupColumns = kTiles * kTileColumns;
-  constexpr int kPartialRows = kHalves * kGroupRows;
+  constexpr bool kHigh = kRows > kGroupRows;
   extern __shared__ __align__(128) unsigned char shared[];
+  // Touches the lines of the parameters together, so that their misses overlap.
+  asm volatile("" ::"l"(p.rows.x), "l"(p.weight), "r"(p.tiles_each), "r"(p.slots));
 
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -128,13 +139,26 @@ __global__ void __launch_bounds__(kSkinnyThreads, kTiles == 4 ? 1 : 2)
   const int rows = p.rows.rows;
   const int per_warp = StepsPerWarp(k);
   const Chunks chunks = kHeld ? Chunks{1, per_warp} : ChunksOf(per_warp);
-  const Layout layout = MakeLayout(kTiles, p.slots, k, rows, p.rows.norm_weight != nullptr);
+  const int row_bytes = RowBytes(k, chunks);
+  const int slot_bytes = SlotBytes(kTiles, row_bytes);
+  const Layout layout =
+      MakeLayout(slot_bytes, p.slots, kTiles, k, rows, p.rows.norm_weight != nullptr);
   SlotBarriers* const barriers = reinterpret_cast<SlotBarriers*>(shared + layout.barriers);
   const Share share = Share::OfBlock(p.tiles_each, p.tiles_more);
 
   if (warp == kWarps) {
+    if (lane == 0) {
+#pragma unroll 1
+      for (int i = 0; i < p.slots; ++i) {
+        barriers[i].full.Init();
+        InitForConsumers(barriers[i].empty);
+      }
+      ArrivalBarrier::FenceInit();
+    }
+    __syncwarp();
+    ArriveSetUp();
     if (kHeld || chunks.count == 1) {
-      Produce<W, kTiles, kGate, false>(p, chunks, share, shared, barriers);
+      if (lane == 0) Produce<W, kTiles, kGate, false>(p, chunks, share, shared, barriers);
     } else {
       Produce<W, kTiles, kGate, true>(p, chunks, share, shared, barriers);
     }
@@ -144,31 +168,56 @@ __global__ void __launch_bounds__(kSkinnyThreads, kTiles == 4 ? 1 : 2)
   const int g = lane / 4;
   const int t = lane % 4;
   const Slice slice = SliceOf(k, warp);
-  uint4* const n = reinterpret_cast<uint4*>(shared + layout.rows) + warp * per_warp * rows * 4;
+  const int n_pitch = OperandPitch(k);
+  unsigned char* const n = shared + layout.rows + warp * rows * n_pitch;
+  const unsigned char* const lane_n = n + g * n_pitch + t * kPiece * 2;
   float* const partials = reinterpret_cast<float*>(shared + layout.partials);
-  NormScratch* const scratch = reinterpret_cast<NormScratch*>(shared + layout.scratch);
-  LoadNormWeights(p.rows, slice, scratch);
+
+  // This thread's elements of y in a group; their old values are on their way while the product
+  // runs.
+  constexpr int kOutputs = (kRows * Columns::kColumns + kThreads - 1) / kThreads;
+  float old[kOutputs];
+  const auto load_old = [&](const Columns& group) {
+    if constexpr (!kGate) {
+      if (!p.accumulate) return;
+#pragma unroll
+      for (int i = 0; i < kOutputs; ++i) {
+        const int index = i * kThreads + static_cast<int>(threadIdx.x);
+        const int row = index / Columns::kColumns;
+        const int column = index % Columns::kColumns;
+        if (row < rows && column < group.columns) {
+          old[i] = __ldcg(static_cast<const float*>(p.y) + row * p.y_row_stride + group.column0 +
+                          column);
+        }
+      }
+    }
+  };
+
+  const float4 norm_weight = LoadNormWeight(p.rows, slice);
   if (p.order.early_release) AllowNextKernel();
   WaitForPreviousKernel();
   AllowNextKernel();
-  PrepareRows<W, kHalves>(p.rows, 0, slice, scratch, [&](int row, int step, uint4 piece) {
-    n[(step * rows + row) * 4 + t] = piece;
-  });
+  load_old(Columns(p, share.first, share.end));
+  PrepareRows<W, kRows>(p.rows, 0, slice, norm_weight,
+                        reinterpret_cast<NormScratch*>(shared + layout.scratch),
+                        [&](int row, int element, uint2 values) {
+                          *reinterpret_cast<uint2*>(n + row * n_pitch + element * 2) = values;
+                        });
   __syncwarp();
-  Operand<kHalves> held[kHeld ? kHeldSteps : 1];
+  Operand<kRows> held[kHeld ? kHeldSteps : 1];
   if constexpr (kHeld) {
 #pragma unroll
     for (int s = 0; s < kHeldSteps; ++s) {
-      if (s < slice.count) held[s].Load(n, s, rows, g, t);
+      if (s < slice.count) held[s].Load(lane_n + s * kStep * 2, n_pitch, rows - g);
     }
   }
 
-  // A consumer's part of row g of a tile in a slot.
-  const int pitch = RowPitch(chunks.steps);
-  const unsigned char* const own =
-      shared + g * pitch + warp * chunks.steps * kStep * 2 + t * kPiece * 2;
+  // A consumer's part of column g of the first tile in a slot: even columns lie in the first run.
+  const unsigned char* const own = shared + g % 2 * RunBytes(kTiles, row_bytes) +
+                                   g / 2 * row_bytes + warp * chunks.steps * kStep * 2 +
+                                   t * kPiece * 2;
   // The step of this warp of which only a part lies within K: what follows it in the slot is not
-  // the weight's.
+  // this row's.
   const int partial_step =
       k % kStep != 0 && slice.first + slice.count == (k + kStep - 1) / kStep ? slice.count - 1 : -1;
   const bool lane_inside = t * kPiece < k % kStep;
@@ -176,39 +225,23 @@ __global__ void __launch_bounds__(kSkinnyThreads, kTiles == 4 ? 1 : 2)
   WaitForSetUp();
 #pragma unroll 1
   for (int tile0 = share.first; tile0 < share.end; tile0 += kTiles) {
-    // This thread's elements of y: their old values are on their way while the product runs.
-    constexpr int kOutputs = (kPartialRows * kGroupColumns + kThreads - 1) / kThreads;
-    const int column0 = tile0 * kTileColumns;
-    const int columns = min(kGroupColumns, min(share.end * kTileColumns, p.outputs) - column0);
-    float old[kOutputs];
-    if (!kGate && p.accumulate) {
-#pragma unroll
-      for (int i = 0; i < kOutputs; ++i) {
-        const int index = i * kThreads + static_cast<int>(threadIdx.x);
-        const int row = index / kGroupColumns;
-        const int column = index % kGroupColumns;
-        if (row < rows && column < columns) {
-          old[i] = __ldcg(static_cast<const float*>(p.y) + row * p.y_row_stride + column0 + column);
-        }
-      }
-    }
-
+    const Columns group(p, tile0, share.end);
     float sum[kTiles][2][4];
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum[tile][0][i] = sum[tile][1][i] = 0.0f;
     }
-    const auto multiply = [&](const unsigned char* at, const Operand<kHalves>& a, int step) {
+    const auto multiply = [&](const unsigned char* at, const Operand<kRows>& a, int step) {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        uint4 b = *reinterpret_cast<const uint4*>(at + tile * kGroupRows * pitch);
-        if (step == partial_step && !lane_inside) b = {0, 0, 0, 0};
+        uint4 b = *reinterpret_cast<const uint4*>(at + tile * (kGroupRows / 2) * row_bytes);
+        if (!kHeld && step == partial_step && !lane_inside) b = {0, 0, 0, 0};
         MultiplyStep<W>(sum[tile][0], sum[tile][1], a.low(), a.high(), b);
       }
     };
     if constexpr (kHeld) {
-      const unsigned char* const slot = own + ring.slot * SlotBytes(kTiles, chunks.steps);
+      const unsigned char* const slot = own + ring.slot * slot_bytes;
       barriers[ring.slot].full.Wait(ring.parity);
 #pragma unroll
       for (int s = 0; s < kHeldSteps; ++s) {
@@ -219,13 +252,13 @@ __global__ void __launch_bounds__(kSkinnyThreads, kTiles == 4 ? 1 : 2)
       ring.Advance(p.slots);
     } else {
       for (int first = 0; first < per_warp; first += chunks.steps) {
-        const unsigned char* const slot = own + ring.slot * SlotBytes(kTiles, chunks.steps);
+        const unsigned char* const slot = own + ring.slot * slot_bytes;
         const int steps = min(chunks.steps, slice.count - first);
         barriers[ring.slot].full.Wait(ring.parity);
 #pragma unroll 4
         for (int s = 0; s < steps; ++s) {
-          Operand<kHalves> a;
-          a.Load(n, first + s, rows, g, t);
+          Operand<kRows> a;
+          a.Load(lane_n + (first + s) * kStep * 2, n_pitch, rows - g);
           multiply(slot + s * kStep * 2, a, first + s);
         }
         __syncwarp();
@@ -235,31 +268,38 @@ __global__ void __launch_bounds__(kSkinnyThreads, kTiles == 4 ? 1 : 2)
     }
 
     if (tile0 != share.first) SyncConsumers();  // All have read the sums of the group before.
-    float* const mine = partials + warp * kPartialRows * kPitch;
+    float* const mine = partials + (warp * rows + g) * kPitch + 2 * t;
+    if (g < rows) {
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      float(&s)[2][4] = sum[tile];
-      float* const to = mine + g * kPitch + tile * kGroupRows + 2 * t;
-      *reinterpret_cast<float2*>(to) = {s[0][0] + s[1][0], s[0][1] + s[1][1]};
-      if constexpr (kHalves == 2) {
-        *reinterpret_cast<float2*>(to + kGroupRows * kPitch) = {s[0][2] + s[1][2],
-                                                                s[0][3] + s[1][3]};
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const float(&s)[2][4] = sum[tile];
+        *reinterpret_cast<float2*>(mine + tile * kGroupRows) = {s[0][0] + s[1][0],
+                                                                s[0][1] + s[1][1]};
+      }
+    }
+    if (kHigh && g + kGroupRows < rows) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const float(&s)[2][4] = sum[tile];
+        *reinterpret_cast<float2*>(mine + kGroupRows * kPitch + tile * kGroupRows) = {
+            s[0][2] + s[1][2], s[0][3] + s[1][3]};
       }
     }
     SyncConsumers();
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) {
       const int index = i * kThreads + static_cast<int>(threadIdx.x);
-      const int row = index / kGroupColumns;
-      const int column = index % kGroupColumns;
-      if (row < rows && column < columns) {
-        const float* const from = partials + row * kPitch + (kGate ? 2 * column : column);
+      const int row = index / Columns::kColumns;
+      const int column = index % Columns::kColumns;
+      if (row < rows && column < group.columns) {
+        const float* const from =
+            partials + row * kPitch + (kGate ? 2 * column : Columns::Place(column));
         float value;
         if constexpr (kGate) {
           float2 pair = {0.0f, 0.0f};
 #pragma unroll
           for (int w = 0; w < kWarps; ++w) {
-            const float2 part = *reinterpret_cast<const float2*>(from + w * kPartialRows * kPitch);
+            const float2 part = *reinterpret_cast<const float2*>(from + w * rows * kPitch);
             pair.x += part.x;
             pair.y += part.y;
           }
@@ -267,10 +307,10 @@ __global__ void __launch_bounds__(kSkinnyThreads, kTiles == 4 ? 1 : 2)
         } else {
           value = 0.0f;
 #pragma unroll
-          for (int w = 0; w < kWarps; ++w) value += from[w * kPartialRows * kPitch];
+          for (int w = 0; w < kWarps; ++w) value += from[w * rows * kPitch];
           if (p.accumulate) value = old[i] + value;
         }
-        const int64_t at = row * p.y_row_stride + column0 + column;
+        const int64_t at = row * p.y_row_stride + group.column0 + column;
         if (p.y_is_f32) {
           static_cast<float*>(p.y)[at] = value;
         } else {
@@ -278,6 +318,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, kTiles == 4 ? 1 : 2)
         }
       }
     }
+    if (tile0 + kTiles < share.end) load_old(Columns(p, tile0 + kTiles, share.end));
   }
 }
 
@@ -291,9 +332,8 @@ struct Division {
 };
 
 int SlotsThatFit(int tiles, int k, int rows, bool norm, int shared_bytes) {
-  const int others = MakeLayout(tiles, 0, k, rows, norm).bytes;
-  const int slot =
-      SlotBytes(tiles, ChunksOf(StepsPerWarp(k)).steps) + static_cast<int>(sizeof(SlotBarriers));
+  const int others = MakeLayout(0, 0, tiles, k, rows, norm).bytes;
+  const int slot = SlotBytesFor(tiles, k) + static_cast<int>(sizeof(SlotBarriers));
   return std::clamp((shared_bytes - others) / slot, 0, kMaxSlots);
 }
 
@@ -309,8 +349,8 @@ Division Divide(const LinearSkinnyParams& p, int multiprocessors, int shared_byt
     return SlotsThatFit(division.tiles, p.rows.k, p.rows.rows, p.rows.norm_weight != nullptr,
                         shared_bytes);
   };
-  division.tiles = most >= 16 ? 4 : most >= 2 ? 2 : 1;
-  while (division.tiles > 1 && slots() < 3) division.tiles /= 2;
+  division.tiles = most >= 3 ? 4 : most;
+  while (division.tiles > 1 && slots() < 2) division.tiles /= 2;
   const int items =
       (most + division.tiles - 1) / division.tiles * ChunksOf(StepsPerWarp(p.rows.k)).count;
   division.slots = std::min(items, slots());
@@ -319,36 +359,45 @@ Division Divide(const LinearSkinnyParams& p, int multiprocessors, int shared_byt
 
 using Kernel = void (*)(LinearSkinnyParams);
 
-template <typename W, int kHalves, bool kHeld>
+template <typename W, int kRows, bool kHeld>
 Kernel KernelWith(int tiles, bool gate) {
   if (gate) {
-    return tiles == 4   ? SkinnyKernel<W, kHalves, 4, true, kHeld>
-           : tiles == 2 ? SkinnyKernel<W, kHalves, 2, true, kHeld>
-                        : SkinnyKernel<W, kHalves, 1, true, kHeld>;
+    return tiles == 4   ? SkinnyKernel<W, kRows, 4, true, kHeld>
+           : tiles == 2 ? SkinnyKernel<W, kRows, 2, true, kHeld>
+                        : SkinnyKernel<W, kRows, 1, true, kHeld>;
   }
-  return tiles == 4   ? SkinnyKernel<W, kHalves, 4, false, kHeld>
-         : tiles == 2 ? SkinnyKernel<W, kHalves, 2, false, kHeld>
-                      : SkinnyKernel<W, kHalves, 1, false, kHeld>;
+  return tiles == 4   ? SkinnyKernel<W, kRows, 4, false, kHeld>
+         : tiles == 2 ? SkinnyKernel<W, kRows, 2, false, kHeld>
+                      : SkinnyKernel<W, kRows, 1, false, kHeld>;
+}
+
+template <typename W, bool kHeld>
+Kernel KernelForRows(int rows, int tiles, bool gate) {
+  return rows == 1            ? KernelWith<W, 1, kHeld>(tiles, gate)
+         : rows <= kGroupRows ? KernelWith<W, kGroupRows, kHeld>(tiles, gate)
+                              : KernelWith<W, 2 * kGroupRows, kHeld>(tiles, gate);
 }
 
 template <typename W>
 Kernel KernelFor(int rows, int k, int tiles, bool gate) {
-  if (StepsPerWarp(k) <= kHeldSteps) {
-    return rows <= kGroupRows ? KernelWith<W, 1, true>(tiles, gate)
-                              : KernelWith<W, 2, true>(tiles, gate);
-  }
-  return rows <= kGroupRows ? KernelWith<W, 1, false>(tiles, gate)
-                            : KernelWith<W, 2, false>(tiles, gate);
+  const bool held = StepsPerWarp(k) <= kHeldSteps && k % kStep == 0;
+  return held ? KernelForRows<W, true>(rows, tiles, gate)
+              : KernelForRows<W, false>(rows, tiles, gate);
 }
 
 template <typename W>
 cudaError_t Prepare(int k, int shared_bytes) {
-  for (const int rows : {kGroupRows, 2 * kGroupRows}) {
+  for (const int rows : {1, kGroupRows, 2 * kGroupRows}) {
     for (const int tiles : {1, 2, 4}) {
       for (const bool gate : {false, true}) {
-        const cudaError_t error =
-            cudaFuncSetAttribute(KernelFor<W>(rows, k, tiles, gate),
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+        const Kernel kernel = KernelFor<W>(rows, k, tiles, gate);
+        cudaError_t error =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+        if (error != cudaSuccess) return error;
+        // A multiprocessor changes its division only when idle: kernels that are to overlap must
+        // want the same one.
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                     cudaSharedmemCarveoutMaxShared);
         if (error != cudaSuccess) return error;
       }
     }
@@ -361,8 +410,9 @@ cudaError_t Launch(LinearSkinnyParams p, const Division& division, cudaStream_t 
   p.slots = division.slots;
   p.tiles_each = division.tiles_each;
   p.tiles_more = division.tiles_more;
-  const Layout layout = MakeLayout(division.tiles, division.slots, p.rows.k, p.rows.rows,
-                                   p.rows.norm_weight != nullptr);
+  const Layout layout =
+      MakeLayout(SlotBytesFor(division.tiles, p.rows.k), division.slots, division.tiles, p.rows.k,
+                 p.rows.rows, p.rows.norm_weight != nullptr);
   return LaunchMaybeEarly(p.order.early_start, dim3(static_cast<unsigned>(division.grid)),
                           dim3(kSkinnyThreads), static_cast<size_t>(layout.bytes), stream,
                           KernelFor<W>(p.rows.rows, p.rows.k, division.tiles, p.silu), p);
