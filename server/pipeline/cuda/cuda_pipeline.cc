@@ -51,7 +51,10 @@ class CudaPipeline final : public Pipeline {
 
   const PipelineInfo& info() const override { return info_; }
   std::span<const std::string_view> OpNames() const override { return kOpNames; }
-  void set_kernel_timer(KernelTimer* timer) override { timer_ = timer; }
+  void set_kernel_timer(KernelTimer* timer) override {
+    timer_ = timer;
+    launched_of_phase_.fill(0);
+  }
 
   absl::Status Launch(std::span<const SequenceInput> inputs) override;
   absl::Status Wait(std::vector<SequenceOutput>* outputs) override;
@@ -77,6 +80,7 @@ class CudaPipeline final : public Pipeline {
   const CudaOptions options_;
   PipelineInfo info_;
   KernelTimer* timer_ = nullptr;
+  std::array<int64_t, 3> launched_of_phase_{};
 
   DeviceModel weights_;
   DeviceStatePool states_;
@@ -194,8 +198,11 @@ absl::Status CudaPipeline::LaunchBatch(std::span<const SequenceInput> inputs, Cu
   CudaBatch* previous = launched_ > 0 ? &batch(launched_ - 1) : nullptr;
   GDN_RETURN_IF_ERROR(next->Build(inputs, info_, previous));
   GDN_RETURN_IF_ERROR(CheckSize(*next));
+  const int64_t of_phase = launched_of_phase_[static_cast<size_t>(next->plan.phase)]++;
   const int64_t interval = options_.timed_interval;
-  next->timed = timer_ != nullptr && interval > 0 && launched_ % interval == interval - 1;
+  // Never two in flight: they share the events.
+  next->timed = timer_ != nullptr && interval > 0 && of_phase % interval == 0 &&
+                !(launched_ > awaited_ && previous->timed);
   const auto rows = static_cast<int64_t>(inputs.size());
   const bool graph = next->decode && !next->timed;
   const int64_t padded = graph ? graphs_.PaddedRows(rows) : rows;

@@ -25,8 +25,8 @@ struct CudaOptions {
   int64_t num_slots = 0;           // 0: as many as fit, at most DeviceStatePool::kMaxAutoSlots.
   int64_t max_rows = 64;           // Sequences of a batch.
   int64_t max_step_tokens = 1024;  // Tokens of a batch.
-  // Every how many batches the ops are timed one by one, which costs that batch its graph. 0:
-  // never.
+  // Of each phase the first batch and every so many after it have their ops timed one by one,
+  // which costs them their graph. 0: never.
   int64_t timed_interval = 64;
 };
 
