@@ -1,4 +1,7 @@
+// What the wide product needs around it: n beforehand, the gate afterwards.
 #include "kernels/cuda/linear_rows.cuh"
+
+#include <cstdint>
 
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/launch.h"
@@ -8,6 +11,7 @@ namespace gdn::cuda {
 namespace linear {
 namespace {
 
+// One block a row.
 template <typename W>
 __global__ void __launch_bounds__(kThreads)
     RowsKernel(const __grid_constant__ LinearRows p, const LinearOrder order, W* n) {
@@ -17,23 +21,67 @@ __global__ void __launch_bounds__(kThreads)
   const float4 weight = LoadNormWeight(p, slice);
   WaitForPreviousKernel();
   AllowNextKernel();
-  PrepareRows<W, 2 * kGroupRows>(p, static_cast<int>(blockIdx.x) * 2 * kGroupRows, slice, weight,
-                                 &scratch, [&](int row, int element, uint2 values) {
-                                   const int k = slice.first * kStep + element;
-                                   if (k < p.k)
-                                     *reinterpret_cast<uint2*>(n + int64_t{row} * p.k + k) = values;
-                                 });
+  PrepareRows<W, 1>(p, static_cast<int>(blockIdx.x), slice, weight, &scratch,
+                    [&](int row, int element, uint2 values) {
+                      const int k = slice.first * kStep + element;
+                      if (k < p.k) *reinterpret_cast<uint2*>(n + int64_t{row} * p.k + k) = values;
+                    });
 }
 
-__global__ void __launch_bounds__(256) GateKernel(const __grid_constant__ LinearGateParams a) {
-  const int64_t count = a.rows * a.outputs;
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    const int64_t row = i / a.outputs;
-    const int64_t j = i % a.outputs;
-    const float* const p = a.p + row * a.p_row_stride + j;
-    StoreAs(a.y, a.y_dtype, row * a.y_row_stride + j, Silu(p[0]) * p[a.outputs]);
+constexpr int kGateThreads = 128;
+
+__device__ inline float Gate(float gate, float up) { return Silu(gate) * up; }
+
+template <typename Y>
+struct Quad;
+template <>
+struct Quad<float> {
+  using Raw = float4;
+  static __device__ Raw Make(float a, float b, float c, float d) { return {a, b, c, d}; }
+};
+template <>
+struct Quad<Bf16> {
+  using Raw = uint2;
+  static __device__ Raw Make(float a, float b, float c, float d) {
+    return {Pack<Bf16>(a, b), Pack<Bf16>(c, d)};
   }
+};
+template <>
+struct Quad<F16> {
+  using Raw = uint2;
+  static __device__ Raw Make(float a, float b, float c, float d) {
+    return {Pack<F16>(a, b), Pack<F16>(c, d)};
+  }
+};
+
+// A block takes four elements a thread of one row. kVectors: everything is aligned for that.
+template <typename Y, bool kVectors>
+__global__ void __launch_bounds__(kGateThreads)
+    GateKernel(const __grid_constant__ LinearGateParams a) {
+  const int64_t j = (blockIdx.x * int64_t{kGateThreads} + threadIdx.x) * 4;
+  if (j >= a.outputs) return;
+  const float* const p = a.p + blockIdx.y * a.p_row_stride + j;
+  Y* const y = static_cast<Y*>(a.y) + blockIdx.y * a.y_row_stride + j;
+  if constexpr (kVectors) {
+    const float4 gate = *reinterpret_cast<const float4*>(p);
+    const float4 up = *reinterpret_cast<const float4*>(p + a.outputs);
+    *reinterpret_cast<typename Quad<Y>::Raw*>(y) = Quad<Y>::Make(
+        Gate(gate.x, up.x), Gate(gate.y, up.y), Gate(gate.z, up.z), Gate(gate.w, up.w));
+  } else {
+    for (int i = 0; i < 4 && j + i < a.outputs; ++i) {
+      y[i] = Narrow<Y>(Gate(p[i], p[a.outputs + i]));
+    }
+  }
+}
+
+template <typename Y>
+void LaunchGate(const LinearGateParams& a, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>((a.outputs + 4 * kGateThreads - 1) / (4 * kGateThreads)),
+                  static_cast<unsigned>(a.rows));
+  const bool vectors = a.outputs % 4 == 0 && a.p_row_stride % 4 == 0 && a.y_row_stride % 4 == 0 &&
+                       reinterpret_cast<uintptr_t>(a.y) % (4 * sizeof(Y)) == 0;
+  const auto kernel = vectors ? GateKernel<Y, true> : GateKernel<Y, false>;
+  kernel<<<grid, kGateThreads, 0, stream>>>(a);
 }
 
 }  // namespace
@@ -41,7 +89,7 @@ __global__ void __launch_bounds__(256) GateKernel(const __grid_constant__ Linear
 
 cudaError_t LaunchLinearRows(gdn_dtype weight_dtype, const LinearRows& rows, LinearOrder order,
                              void* n, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>((rows.rows + 15) / 16));
+  const dim3 grid(static_cast<unsigned>(rows.rows));
   if (weight_dtype == GDN_BF16) {
     return LaunchMaybeEarly(order.early_start, grid, dim3(linear::kThreads), 0, stream,
                             linear::RowsKernel<Bf16>, rows, order, static_cast<Bf16*>(n));
@@ -51,7 +99,17 @@ cudaError_t LaunchLinearRows(gdn_dtype weight_dtype, const LinearRows& rows, Lin
 }
 
 cudaError_t LaunchLinearGate(const LinearGateParams& params, cudaStream_t stream) {
-  linear::GateKernel<<<GridFor(params.rows * params.outputs, 256), 256, 0, stream>>>(params);
+  switch (params.y_dtype) {
+    case GDN_F32:
+      linear::LaunchGate<float>(params, stream);
+      break;
+    case GDN_BF16:
+      linear::LaunchGate<Bf16>(params, stream);
+      break;
+    case GDN_F16:
+      linear::LaunchGate<F16>(params, stream);
+      break;
+  }
   return cudaGetLastError();
 }
 
