@@ -3,6 +3,7 @@
 include(GNUInstallDirs)
 
 install(TARGETS gdn_kernels_shared LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/kernels/include/gdn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 if(GDN_SERVER)
   foreach(program gdn_server gdnctl)

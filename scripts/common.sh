@@ -8,6 +8,16 @@ die() {
   exit 1
 }
 
+# help_if_asked "$@": with --help or -h first, prints the comment that the script begins with and ends.
+help_if_asked() {
+  case "${1:-}" in
+    --help | -h)
+      sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"
+      exit 0
+      ;;
+  esac
+}
+
 # Debian 12 packages. Tests and benchmarks are configured with the rest, so the build needs theirs
 # too; only running the tests needs the last ones.
 build_packages=(

@@ -1,9 +1,15 @@
 #!/usr/bin/env bash
 # Builds the server if needed, starts it with the demo model and streams a continuation of a prompt.
-# usage: scripts/demo.sh ["prompt"]        environment: GDN_CUDA=ON|OFF (default: as available)
+# usage: scripts/demo.sh [--] ["prompt"]   environment: GDN_CUDA=ON|OFF (default: as available)
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
+help_if_asked "$@"
 
+case "${1:-}" in
+  --) shift ;;
+  -*) die "unknown option '$1'; a prompt that begins with '-' goes after '--'. See --help" ;;
+esac
+[ $# -le 1 ] || die "one prompt is expected, got $#: put it in quotes. See --help"
 prompt=${1:-"And God said unto Moses, "}
 model="$repo/deploy/models/demo-gdn-7m"
 

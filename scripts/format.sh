@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Formats every C++ and CUDA file; with --check only says which ones differ.
+# usage: scripts/format.sh [--check]
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
+help_if_asked "$@"
 install_packages clang-format git
 cd "$repo"
 mode=(-i)

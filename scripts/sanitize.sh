@@ -4,6 +4,7 @@
 # usage: scripts/sanitize.sh [asan-ubsan|tsan]...
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
+help_if_asked "$@"
 install_packages "${build_packages[@]}" "${test_packages[@]}"
 [ $# -gt 0 ] || set -- asan-ubsan tsan
 cd "$repo"

@@ -4,6 +4,7 @@
 # usage: scripts/test.sh [ctest arguments]      environment: GDN_CUDA=ON|OFF (default: as available)
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
+help_if_asked "$@"
 
 install_packages "${build_packages[@]}" "${test_packages[@]}"
 choose_cuda

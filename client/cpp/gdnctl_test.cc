@@ -75,6 +75,12 @@ std::string Floats(const std::vector<float>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
 }
 
+TEST_F(GdnctlTest, AnErrorIsTheOnlyThingOnStandardError) {
+  const Result result = Run({"session", "get", "\xff"});  // Not UTF-8.
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_THAT(result.err, ::testing::StartsWith("gdnctl: cannot show session"));
+}
+
 TEST_F(GdnctlTest, VersionIsTheProjects) {
   const Result version = Run({"--version"});
   EXPECT_EQ(version.exit_code, 0);

@@ -52,14 +52,15 @@ def eventually(predicate, what, deadline_s=PATIENCE_S):
 class Server:
     """A gdn_server process on free ports of the loopback interface."""
 
-    def __init__(self, *flags, model=MODEL, metrics=False, max_files=None):
+    def __init__(self, *flags, model=MODEL, metrics=False, max_files=None,
+                 listen="127.0.0.1:0"):
         self._folder = tempfile.TemporaryDirectory()
         self.log_path = os.path.join(self._folder.name, "log")
         port_file = os.path.join(self._folder.name, "port")
         if DEVICE:  # The products are bfloat16 there.
             flags = [flag for flag in flags if not flag.startswith("--precision")]
             flags.append(f"--device={DEVICE}")
-        command = [os.environ["GDN_SERVER"], "--model", model, "--listen", "127.0.0.1:0",
+        command = [os.environ["GDN_SERVER"], "--model", model, "--listen", listen,
                    "--port-file", port_file, "--metrics-listen",
                    "127.0.0.1:0" if metrics else "off", *flags]
         with open(self.log_path, "wb") as log:

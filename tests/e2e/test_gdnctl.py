@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import tempfile
 
@@ -114,6 +115,24 @@ class GdnctlTest(TestCase):
         self.gdnctl("session", "create", exit_code=5)
         self.assertRegex(self.stderr, r"Try again in \d+ ms")
         self.gdnctl("--server", "127.0.0.1:1", "--connect-timeout", "0.1", "model", exit_code=2)
+
+    def test_a_server_that_comes_up_late(self):
+        with socket.socket() as early:
+            early.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            early.bind(("127.0.0.1", 0))
+            early.listen()
+            address = f"127.0.0.1:{early.getsockname()[1]}"
+            child = subprocess.Popen(
+                [os.environ["GDNCTL"], "--server", address, "--connect-timeout", str(PATIENCE_S),
+                 "generate", "--max-new-tokens", "10", PROMPT],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            self.addCleanup(child.kill)
+            early.settimeout(PATIENCE_S)
+            early.accept()[0].close()  # It has tried, and nobody answered.
+        server = Server(*EXACT, listen=address)
+        self.addCleanup(server.stop)
+        out, errors = child.communicate(timeout=PATIENCE_S)
+        self.assertEqual((child.returncode, out), (0, CONTINUATION[:10]), errors)
 
     def test_interrupt_cancels_the_stream(self):
         session = self.client.create()

@@ -9,13 +9,13 @@ from support import MODEL, PATIENCE_S, PROMPT, Client, Server, TestCase, collect
 
 class FilesTest(TestCase):
     def test_running_out_of_files_is_survived(self):
-        server = Server("--max-sessions=4", max_files=64)
+        server = Server("--max-sessions=4", max_files=128)
         self.addCleanup(server.stop)
         host, port = server.address.split(":")
         running = server.client.generate(PROMPT, max_new_tokens=2_000, ignore_eos=True)
         next(running)
         silent = [socket.create_connection((host, int(port)), timeout=PATIENCE_S)
-                  for _ in range(100)]
+                  for _ in range(200)]
         eventually(lambda: "cannot accept connections" in server.log(), "the log says so")
         late = Client(server.address)
         self.addCleanup(late.close)
@@ -39,8 +39,8 @@ class MemoryTest(TestCase):
         sessions = total_bytes // state_bytes + 1
         self.assertLess(sessions, 1 << 20, "the flag's limit; take a larger model on this machine")
         done = subprocess.run(
-            [os.environ["GDN_SERVER"], "--model", MODEL, "--listen=127.0.0.1:0",
-             "--metrics-listen=off", f"--max-sessions={sessions}"],
+            [os.environ["GDN_SERVER"], "--device=cpu", "--model", MODEL,
+             "--listen=127.0.0.1:0", "--metrics-listen=off", f"--max-sessions={sessions}"],
             stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False)
         self.assertEqual(done.returncode, 1, done.stderr)
         for part in (f"--max-sessions={sessions}", str(sessions + 1), str(state_bytes), "GiB"):

@@ -1,4 +1,6 @@
 // gdnctl: a gdn server from the command line.
+#include <google/protobuf/stubs/logging.h>
+
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
@@ -60,5 +62,6 @@ ExitCode Main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  google::protobuf::SetLogHandler(nullptr);  // What fails is told by the call's status.
   return static_cast<int>(gdn::gdnctl::Main(argc, argv));
 }
