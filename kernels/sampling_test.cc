@@ -335,6 +335,29 @@ TEST(SamplingTest, DamagedRowsGiveMinusOneAndLeaveTheOthersAlone) {
   }
 }
 
+// Of a padding row not even the parameters need to be legal.
+TEST(SamplingTest, PaddingRowsGetMinusOneAndNothingElse) {
+  Random random(68);
+  for (const Backend& backend : {kRef, CpuBackend(0), CpuBackend(3)}) {
+    Execution execution(backend);
+    Batch batch;
+    batch.top_logprobs = 2;
+    for (int64_t i = 0; i < 9; ++i) {
+      gdn_sampling_params params = kPlain;
+      if (i % 3 == 1) params.temperature = std::nanf("");
+      batch.Add(NormalRow(random, 37, 1.0f), params, i % 3 == 1 ? -i : i);
+    }
+    const Result result = Sample(execution, batch);
+    for (size_t r = 0; r < 9; ++r) {
+      const bool padding = r % 3 == 1;
+      EXPECT_EQ(result.token[r] == -1, padding) << r;
+      EXPECT_EQ(result.logprob[r] == 77.0f, padding) << r;
+      EXPECT_EQ(result.top_ids[2 * r + 1] == -77, padding) << r;
+      EXPECT_EQ(result.top_values[2 * r] == 77.0f, padding) << r;
+    }
+  }
+}
+
 TEST(SamplingTest, DependsOnSeedAndPositionAndNotOnTheBatch) {
   Random random(66);
   Batch batch;
