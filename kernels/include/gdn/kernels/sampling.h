@@ -19,7 +19,7 @@
  *  alternatives -1.
  *
  *  A row whose position is negative is padding: its token is -1, and nothing else of it is written;
- *  of its inputs only the position is read (host back ends check its history).
+ *  nothing of its inputs but the position matters (host back ends check its history).
  *
  *  On CUDA all arrays are in device memory, so their values are checked on the device: a row with a
  *  parameter outside its range, history offsets that are negative or decrease, or an id in its
