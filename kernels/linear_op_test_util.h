@@ -26,7 +26,6 @@ struct LinearCase {
   bool accumulate = false;
   bool batch_invariant = false;
   bool early_start = false;
-  bool early_release = false;
   float eps = 1e-6f;
   int64_t x_pad = 8;
   int64_t y_pad = 3;
@@ -57,7 +56,6 @@ struct LinearCase {
     if (accumulate) name += ", accumulate";
     if (batch_invariant) name += ", batch_invariant";
     if (early_start) name += ", early_start";
-    if (early_release) name += ", early_release";
     return name;
   }
 };
@@ -101,7 +99,6 @@ struct LinearCall {
     args.y = y.data();
     args.y_row_stride = shape.y_stride();
     args.early_start = shape.early_start;
-    args.early_release = shape.early_release;
     return args;
   }
 

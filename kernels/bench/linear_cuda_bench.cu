@@ -7,7 +7,6 @@
 //
 // usage: linear_cuda_bench [--rows=1,4,...] [--shapes=in,out,gate_up,down,head] [--no-lt]
 //                          [--invariant] [--replays=20] [--chain-only] [--no-chain]
-//                          [--chain-modes=0:0,15:0,15:15]
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
@@ -18,7 +17,6 @@
 #include <cstring>
 #include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "gdn/kernels/linear.h"
@@ -99,8 +97,6 @@ struct Options {
   bool invariant = false;
   bool singles = true;
   bool chain = true;
-  // Bit i: product i of the chain starts early, and releases the next one early.
-  std::vector<std::pair<int, int>> chain_modes = {{0, 0}, {15, 0}, {15, 15}};
   int replays = 20;
 };
 
@@ -129,8 +125,8 @@ class Bench {
   void Run() {
     Ceiling();
     if (options_.singles) {
-      std::printf("\n%-8s %5s | %9s %9s %7s | %9s %9s %7s | %9s %7s\n", "product", "rows", "us",
-                  "early us", "release", "GB/s", "early", "% read", "lt us", "lt GB/s");
+      std::printf("\n%-8s %5s | %9s %9s %9s %7s | %9s %9s\n", "product", "rows", "us", "early us",
+                  "GB/s", "% read", "lt us", "lt GB/s");
       for (const Product& product : kProducts) {
         if (std::find(options_.shapes.begin(), options_.shapes.end(), product.name) ==
             options_.shapes.end()) {
@@ -140,8 +136,8 @@ class Bench {
       }
     }
     if (options_.chain) {
-      std::printf("\nin, out, gate_up, down of 24 layers\n%5s %6s:%-7s | %9s %7s %7s\n", "rows",
-                  "early", "release", "us/layer", "GB/s", "% read");
+      std::printf("\nin, out, gate_up, down of 24 layers\n%5s | %9s %9s %9s %7s\n", "rows",
+                  "us/layer", "early us", "GB/s", "% read");
       for (const int64_t rows : options_.rows) Chain(rows);
     }
   }
@@ -233,28 +229,25 @@ class Bench {
   void Single(const Product& product, int64_t rows) {
     gdn_linear_plan* const plan = Plan(product, rows);
     const gdn_exec exec = Exec();
-    double us[3];
-    for (int mode = 0; mode < 3; ++mode) {
-      us[mode] = Time(
-                     [&] {
-                       gdn_linear_args args = Args(product, plan, rows);
-                       args.early_start = mode > 0;
-                       args.early_release = mode > 1;
-                       for (int layer = 0; layer < product.layers; ++layer) {
-                         args.weight = weights_ + layer * product.n * product.k;
-                         Must(gdn_linear(&exec, &args));
-                       }
-                     },
-                     options_.replays) /
-                 product.layers;
+    double us[2];
+    for (const int early : {0, 1}) {
+      const auto enqueue = [&] {
+        gdn_linear_args args = Args(product, plan, rows);
+        args.early_start = early;
+        for (int layer = 0; layer < product.layers; ++layer) {
+          args.weight = weights_ + layer * product.n * product.k;
+          Must(gdn_linear(&exec, &args));
+        }
+      };
+      us[early] = Time(enqueue, options_.replays) / product.layers;
     }
     gdn_linear_plan_destroy(plan);
     const double bytes = 2.0 * static_cast<double>(product.n * product.k);
     const double lt = options_.lt ? BestLt(product, rows) : 0.0;
-    std::printf("%-8s %5lld | %9.2f %9.2f %7.2f | %9.0f %9.0f %7.1f | %9.2f %7.0f\n", product.name,
-                static_cast<long long>(rows), us[0], us[1], us[2], bytes / us[0] * 1e-3,
-                bytes / us[1] * 1e-3, 100e-3 * bytes / std::min(us[1], us[2]) / read_, lt,
-                lt > 0.0 ? bytes / lt * 1e-3 : 0.0);
+    const double best = std::min(us[0], us[1]);
+    std::printf("%-8s %5lld | %9.2f %9.2f %9.0f %7.1f | %9.2f %9.0f\n", product.name,
+                static_cast<long long>(rows), us[0], us[1], bytes / best * 1e-3,
+                100e-3 * bytes / best / read_, lt, lt > 0.0 ? bytes / lt * 1e-3 : 0.0);
     std::fflush(stdout);
   }
 
@@ -321,8 +314,9 @@ class Bench {
     }
     const gdn_exec exec = Exec();
     uint16_t* const projected = reinterpret_cast<uint16_t*>(y_);
-    for (const auto& [early, release] : options_.chain_modes) {
-      const auto enqueue = [&, early = early, release = release] {
+    double us[2];
+    for (const int early : {0, 1}) {
+      const auto enqueue = [&] {
         const uint16_t* weight = weights_;
         for (int layer = 0; layer < kLayers; ++layer) {
           for (int i = 0; i < 4; ++i) {
@@ -337,17 +331,17 @@ class Bench {
               args.x_row_stride = i == 1 ? 8224 : 3584;
               args.y = x32_;
             }
-            args.early_start = early >> i & 1;
-            args.early_release = release >> i & 1;
+            args.early_start = early;
             Must(gdn_linear(&exec, &args));
           }
         }
       };
-      const double us = Time(enqueue, options_.replays) / kLayers;
-      std::printf("%5lld %6d:%-7d | %9.2f %7.0f %7.1f\n", static_cast<long long>(rows), early,
-                  release, us, static_cast<double>(bytes) / us * 1e-3,
-                  100e-3 * static_cast<double>(bytes) / us / read_);
+      us[early] = Time(enqueue, options_.replays) / kLayers;
     }
+    const double best = std::min(us[0], us[1]);
+    std::printf("%5lld | %9.2f %9.2f %9.0f %7.1f\n", static_cast<long long>(rows), us[0], us[1],
+                static_cast<double>(bytes) / best * 1e-3,
+                100e-3 * static_cast<double>(bytes) / best / read_);
     std::fflush(stdout);
     for (gdn_linear_plan* plan : plans) gdn_linear_plan_destroy(plan);
   }
@@ -396,12 +390,6 @@ Options Parse(int argc, char** argv) {
       options.singles = false;
     } else if (name == "--no-chain") {
       options.chain = false;
-    } else if (name == "--chain-modes") {
-      options.chain_modes.clear();
-      ForEach(value, [&](const std::string& item) {
-        options.chain_modes.emplace_back(std::stoi(item),
-                                         std::stoi(item.substr(item.find(':') + 1)));
-      });
     } else if (name == "--replays") {
       options.replays = std::stoi(value);
     } else {

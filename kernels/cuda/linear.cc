@@ -1,6 +1,6 @@
 // Which kernels run: few rows take one launch of the skinny product; more take cuBLASLt, with the
-// norm before and the gate after it as kernels of their own. With batch_invariant the skinny
-// product takes all rows, sixteen at a time: its bits depend on nothing but the row.
+// norm before and the gate after it as kernels of their own. With batch_invariant more rows take
+// the tile product, which gives the bits of the skinny one; so do few rows before sm_90.
 #include "gdn/kernels/linear.h"
 
 #include <algorithm>
@@ -26,9 +26,17 @@ constexpr int64_t kWideRows = 1024;
 struct Plan final : gdn_linear_plan {
   int multiprocessors = 0;
   int shared_bytes = 0;
-  int64_t skinny_rows = 0;  // Of one launch.
-  LtProducts wide;
+  int64_t skinny_rows = 0;  // At most that many; 0: none.
+  LtProducts lt;
 };
+
+enum class Path { kSkinny, kTile, kLt };
+
+Path PathFor(const Plan& plan, int64_t rows) {
+  if (rows <= plan.skinny_rows) return Path::kSkinny;
+  if (plan.shape.batch_invariant != 0 || rows <= kLinearSkinnyRows) return Path::kTile;
+  return Path::kLt;
+}
 
 bool NeedsRowsKernel(const gdn_linear_args& args) {
   return args.norm_weight != nullptr || args.x_dtype != args.plan->shape.weight_dtype;
@@ -37,22 +45,25 @@ bool NeedsRowsKernel(const gdn_linear_args& args) {
 // Row stride of p: whole vectors.
 int64_t ProductStride(const gdn_linear_shape& shape) { return (shape.n + 3) / 4 * 4; }
 
-// n, p and cuBLASLt's own workspace, one after the other, for the rows of one pass.
+// n, p and cuBLASLt's own workspace, one after the other, for the rows of one pass of the wide
+// paths. What serves some rows serves fewer, whichever path those take.
 struct WideWorkspace {
   size_t p;
   size_t lt;
   size_t bytes;
 };
-WideWorkspace WideWorkspaceFor(const Plan& plan, int64_t rows) {
+WideWorkspace WideWorkspaceFor(const Plan& plan, int64_t call_rows) {
   const gdn_linear_shape& shape = plan.shape;
+  const int64_t rows = std::min(call_rows, kWideRows);
   const auto aligned = [](int64_t bytes) {
     return (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
   };
+  const bool lt = PathFor(plan, call_rows) == Path::kLt;
   const bool gate = shape.kind == GDN_LINEAR_SILU_MUL;
   WideWorkspace workspace;
   workspace.p = aligned(rows * shape.k * kernels::SizeOf(shape.weight_dtype));
-  workspace.lt = workspace.p + (gate ? aligned(rows * ProductStride(shape) * 4) : 0);
-  workspace.bytes = workspace.lt + plan.wide.Workspace(rows);
+  workspace.lt = workspace.p + (lt && gate ? aligned(rows * ProductStride(shape) * 4) : 0);
+  workspace.bytes = workspace.lt + (lt ? plan.lt.Workspace(rows) : 0);
   return workspace;
 }
 
@@ -70,10 +81,6 @@ LinearRows RowsOf(const gdn_linear_args& args, int64_t first, int64_t count) {
   return rows;
 }
 
-LinearOrder OrderOf(const gdn_linear_args& args) {
-  return {args.early_start != 0, args.early_start != 0 && args.early_release != 0};
-}
-
 char* RowOfY(const gdn_linear_args& args, int64_t row) {
   return static_cast<char*>(args.y) +
          row * args.y_row_stride * kernels::SizeOf(args.plan->shape.y_dtype);
@@ -82,68 +89,95 @@ char* RowOfY(const gdn_linear_args& args, int64_t row) {
 gdn_status Skinny(const gdn_exec& exec, const gdn_linear_args& args, const Plan& plan) {
   const gdn_linear_shape& shape = plan.shape;
   LinearSkinnyParams params = {};
+  params.rows = RowsOf(args, 0, args.rows);
   params.weight = args.weight;
+  params.y = args.y;
   params.y_row_stride = args.y_row_stride;
   params.outputs = static_cast<int32_t>(kernels::LinearOutputs(shape));
   params.y_is_f32 = shape.y_dtype == GDN_F32;
   params.silu = shape.kind == GDN_LINEAR_SILU_MUL;
   params.accumulate = shape.accumulate != 0;
-  params.order = OrderOf(args);
-  for (int64_t row = 0; row < args.rows; row += plan.skinny_rows) {
-    params.rows = RowsOf(args, row, std::min(plan.skinny_rows, args.rows - row));
+  params.early_start = args.early_start != 0;
+  GDN_RETURN_IF_ERROR(
+      CheckCuda(kOp, LaunchLinearSkinny(shape.weight_dtype, params, plan.multiprocessors,
+                                        plan.shared_bytes, Stream(exec))));
+  return CheckLaunch(kOp);
+}
+
+// n of some rows: x itself, or what the rows kernel makes of it in the workspace.
+struct PreparedRows {
+  const void* data;
+  int64_t row_stride;
+};
+gdn_status PrepareRows(const gdn_exec& exec, const gdn_linear_args& args, int64_t first,
+                       int64_t count, PreparedRows* n) {
+  const gdn_linear_shape& shape = args.plan->shape;
+  const LinearRows rows = RowsOf(args, first, count);
+  *n = {rows.x, args.x_row_stride};
+  if (!NeedsRowsKernel(args)) return GDN_OK;
+  *n = {exec.workspace, shape.k};
+  GDN_RETURN_IF_ERROR(
+      CheckCuda(kOp, LaunchLinearRows(shape.weight_dtype, rows, exec.workspace, Stream(exec))));
+  return CheckLaunch(kOp);
+}
+
+gdn_status Tile(const gdn_exec& exec, const gdn_linear_args& args, const Plan& plan) {
+  const gdn_linear_shape& shape = plan.shape;
+  LinearTileParams params = {};
+  params.weight = args.weight;
+  params.y_row_stride = args.y_row_stride;
+  params.k = static_cast<int32_t>(shape.k);
+  params.outputs = static_cast<int32_t>(kernels::LinearOutputs(shape));
+  params.y_is_f32 = shape.y_dtype == GDN_F32;
+  params.silu = shape.kind == GDN_LINEAR_SILU_MUL;
+  params.accumulate = shape.accumulate != 0;
+  for (int64_t row = 0; row < args.rows; row += kWideRows) {
+    const int64_t rows = std::min(kWideRows, args.rows - row);
+    PreparedRows n;
+    GDN_RETURN_IF_ERROR(PrepareRows(exec, args, row, rows, &n));
+    params.n = n.data;
+    params.n_row_stride = n.row_stride;
+    params.rows = static_cast<int32_t>(rows);
     params.y = RowOfY(args, row);
-    GDN_RETURN_IF_ERROR(
-        CheckCuda(kOp, LaunchLinearSkinny(shape.weight_dtype, params, plan.multiprocessors,
-                                          plan.shared_bytes, Stream(exec))));
+    GDN_RETURN_IF_ERROR(CheckCuda(
+        kOp, LaunchLinearTile(shape.weight_dtype, params, plan.multiprocessors, Stream(exec))));
     GDN_RETURN_IF_ERROR(CheckLaunch(kOp));
   }
   return GDN_OK;
 }
 
-gdn_status Wide(const gdn_exec& exec, const gdn_linear_args& args, const Plan& plan) {
+gdn_status Lt(const gdn_exec& exec, const gdn_linear_args& args, const Plan& plan) {
   const gdn_linear_shape& shape = plan.shape;
   const bool gate = shape.kind == GDN_LINEAR_SILU_MUL;
-  const WideWorkspace offsets = WideWorkspaceFor(plan, std::min(args.rows, kWideRows));
+  const WideWorkspace offsets = WideWorkspaceFor(plan, args.rows);
   char* const workspace = static_cast<char*>(exec.workspace);
   char* const p = workspace + offsets.p;
   for (int64_t row = 0; row < args.rows; row += kWideRows) {
     const int64_t rows = std::min(kWideRows, args.rows - row);
+    PreparedRows n;
+    GDN_RETURN_IF_ERROR(PrepareRows(exec, args, row, rows, &n));
     LtProduct product = {};
     product.rows = rows;
+    product.x = n.data;
+    product.x_row_stride = n.row_stride;
     product.weight = args.weight;
-    if (NeedsRowsKernel(args)) {
-      GDN_RETURN_IF_ERROR(
-          CheckCuda(kOp, LaunchLinearRows(shape.weight_dtype, RowsOf(args, row, rows),
-                                          OrderOf(args), workspace, Stream(exec))));
-      GDN_RETURN_IF_ERROR(CheckLaunch(kOp));
-      product.x = workspace;
-      product.x_row_stride = shape.k;
-    } else {
-      product.x = RowsOf(args, row, rows).x;
-      product.x_row_stride = args.x_row_stride;
-    }
     product.y = gate ? p : RowOfY(args, row);
     product.y_row_stride = gate ? ProductStride(shape) : args.y_row_stride;
-    GDN_RETURN_IF_ERROR(plan.wide.Run(product, workspace + offsets.lt,
-                                      exec.workspace_bytes - offsets.lt, Stream(exec)));
+    GDN_RETURN_IF_ERROR(plan.lt.Run(product, workspace + offsets.lt,
+                                    exec.workspace_bytes - offsets.lt, Stream(exec)));
     GDN_RETURN_IF_ERROR(CheckLaunch(kOp));
-    if (gate) {
-      LinearGateParams params = {};
-      params.p = reinterpret_cast<const float*>(p);
-      params.p_row_stride = product.y_row_stride;
-      params.y = RowOfY(args, row);
-      params.y_row_stride = args.y_row_stride;
-      params.y_dtype = shape.y_dtype;
-      params.outputs = kernels::LinearOutputs(shape);
-      params.rows = rows;
-      GDN_RETURN_IF_ERROR(CheckCuda(kOp, LaunchLinearGate(params, Stream(exec))));
-    }
+    if (!gate) continue;
+    LinearGateParams params = {};
+    params.p = reinterpret_cast<const float*>(p);
+    params.p_row_stride = product.y_row_stride;
+    params.y = RowOfY(args, row);
+    params.y_row_stride = args.y_row_stride;
+    params.y_dtype = shape.y_dtype;
+    params.outputs = kernels::LinearOutputs(shape);
+    params.rows = rows;
+    GDN_RETURN_IF_ERROR(CheckCuda(kOp, LaunchLinearGate(params, Stream(exec))));
   }
   return GDN_OK;
-}
-
-bool IsSkinny(const Plan& plan, int64_t rows) {
-  return plan.shape.batch_invariant != 0 || rows <= plan.skinny_rows;
 }
 
 }  // namespace
@@ -162,22 +196,22 @@ gdn_status MakeLinearPlan(const gdn_linear_shape& shape, std::unique_ptr<gdn_lin
   GDN_RETURN_IF_ERROR(CheckCuda(
       kPlanOp,
       cudaDeviceGetAttribute(&plan->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index)));
-  GDN_RETURN_IF_ERROR(
-      CheckCuda(kPlanOp, PrepareLinearSkinny(shape.weight_dtype, shape.k, plan->shared_bytes)));
-  plan->skinny_rows = LinearSkinnyRows(shape.k, plan->shared_bytes);
-  GDN_CHECK_ARG(plan->skinny_rows > 0, GDN_UNSUPPORTED_SHAPE,
-                "%s: k %lld needs more shared memory than the device's %d bytes a block", kPlanOp,
-                static_cast<long long>(shape.k), plan->shared_bytes);
-  if (!IsSkinny(*plan, shape.max_rows)) {
-    LtShape wide = {};
-    wide.n = shape.n;
-    wide.k = shape.k;
-    wide.dtype = shape.weight_dtype;
-    wide.y_dtype = shape.kind == GDN_LINEAR_SILU_MUL ? GDN_F32 : shape.y_dtype;
-    wide.accumulate = shape.accumulate != 0;
-    wide.min_rows = plan->skinny_rows + 1;
-    wide.max_rows = std::min(shape.max_rows, kWideRows);
-    GDN_RETURN_IF_ERROR(plan->wide.Init(wide));
+  if (device.compute_capability >= 90) {
+    plan->skinny_rows = LinearSkinnyRows(shape.k, plan->shared_bytes);
+    GDN_RETURN_IF_ERROR(
+        CheckCuda(kPlanOp, PrepareLinearSkinny(shape.weight_dtype, shape.k, plan->shared_bytes)));
+  }
+  GDN_RETURN_IF_ERROR(CheckCuda(kPlanOp, PrepareLinearTile(shape.weight_dtype)));
+  if (PathFor(*plan, shape.max_rows) == Path::kLt) {
+    LtShape lt = {};
+    lt.n = shape.n;
+    lt.k = shape.k;
+    lt.dtype = shape.weight_dtype;
+    lt.y_dtype = shape.kind == GDN_LINEAR_SILU_MUL ? GDN_F32 : shape.y_dtype;
+    lt.accumulate = shape.accumulate != 0;
+    lt.min_rows = kLinearSkinnyRows + 1;
+    lt.max_rows = std::min(shape.max_rows, kWideRows);
+    GDN_RETURN_IF_ERROR(plan->lt.Init(lt));
   }
   *made = std::move(plan);
   return GDN_OK;
@@ -185,13 +219,20 @@ gdn_status MakeLinearPlan(const gdn_linear_shape& shape, std::unique_ptr<gdn_lin
 
 size_t LinearWorkspace(const gdn_exec&, const gdn_linear_args& args) {
   const auto& plan = static_cast<const Plan&>(*args.plan);
-  if (IsSkinny(plan, args.rows)) return 0;
-  return WideWorkspaceFor(plan, std::min(args.rows, kWideRows)).bytes;
+  return PathFor(plan, args.rows) == Path::kSkinny ? 0 : WideWorkspaceFor(plan, args.rows).bytes;
 }
 
 gdn_status Linear(const gdn_exec& exec, const gdn_linear_args& args) {
   const auto& plan = static_cast<const Plan&>(*args.plan);
-  return IsSkinny(plan, args.rows) ? Skinny(exec, args, plan) : Wide(exec, args, plan);
+  switch (PathFor(plan, args.rows)) {
+    case Path::kSkinny:
+      return Skinny(exec, args, plan);
+    case Path::kTile:
+      return Tile(exec, args, plan);
+    case Path::kLt:
+      break;
+  }
+  return Lt(exec, args, plan);
 }
 
 }  // namespace gdn::cuda

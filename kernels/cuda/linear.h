@@ -22,12 +22,6 @@ struct LinearRows {
   bool x_is_f32;
 };
 
-// How a launch fits between its neighbours in the stream.
-struct LinearOrder {
-  bool early_start;    // See gdn_linear_args.
-  bool early_release;  // See gdn_linear_args.
-};
-
 struct LinearSkinnyParams {
   LinearRows rows;
   const void* weight;
@@ -36,7 +30,7 @@ struct LinearSkinnyParams {
   bool y_is_f32;
   bool silu;
   bool accumulate;
-  LinearOrder order;
+  bool early_start;
   int32_t outputs;  // Columns of y.
 
   // How the launcher divides the work (linear_skinny.cu).
@@ -55,9 +49,28 @@ cudaError_t PrepareLinearSkinny(gdn_dtype weight_dtype, int64_t k, int shared_by
 cudaError_t LaunchLinearSkinny(gdn_dtype weight_dtype, const LinearSkinnyParams& params,
                                int multiprocessors, int shared_bytes, cudaStream_t stream);
 
+// The product for any number of rows, n given; for each row the bits of the skinny product.
+struct LinearTileParams {
+  const void* n;  // In the weight's type, 16-byte aligned rows.
+  int64_t n_row_stride;
+  const void* weight;
+  void* y;
+  int64_t y_row_stride;
+  int32_t k;
+  int32_t rows;     // At most 65535 * 64.
+  int32_t outputs;  // Columns of y.
+  bool y_is_f32;
+  bool silu;
+  bool accumulate;
+};
+// Before the first launch on a device.
+cudaError_t PrepareLinearTile(gdn_dtype weight_dtype);
+cudaError_t LaunchLinearTile(gdn_dtype weight_dtype, const LinearTileParams& params,
+                             int multiprocessors, cudaStream_t stream);
+
 // n [rows, k], dense, in the weight's type: the same bits as inside the skinny product.
-cudaError_t LaunchLinearRows(gdn_dtype weight_dtype, const LinearRows& rows, LinearOrder order,
-                             void* n, cudaStream_t stream);
+cudaError_t LaunchLinearRows(gdn_dtype weight_dtype, const LinearRows& rows, void* n,
+                             cudaStream_t stream);
 
 // y[m, j] = silu(p[m, j]) * p[m, outputs + j]; p has the row stride p_row_stride.
 struct LinearGateParams {

@@ -3,9 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/linear_launch.h"
 
 namespace gdn::cuda {
 namespace linear {
@@ -13,14 +11,10 @@ namespace {
 
 // One block a row.
 template <typename W>
-__global__ void __launch_bounds__(kThreads)
-    RowsKernel(const __grid_constant__ LinearRows p, const LinearOrder order, W* n) {
+__global__ void __launch_bounds__(kThreads) RowsKernel(const __grid_constant__ LinearRows p, W* n) {
   __shared__ NormScratch scratch;
   const Slice slice = SliceOf(p.k, static_cast<int>(threadIdx.x) / 32);
-  if (order.early_release) AllowNextKernel();
   const float4 weight = LoadNormWeight(p, slice);
-  WaitForPreviousKernel();
-  AllowNextKernel();
   PrepareRows<W, 1>(p, static_cast<int>(blockIdx.x), slice, weight, &scratch,
                     [&](int row, int element, uint2 values) {
                       const int k = slice.first * kStep + element;
@@ -87,15 +81,15 @@ void LaunchGate(const LinearGateParams& a, cudaStream_t stream) {
 }  // namespace
 }  // namespace linear
 
-cudaError_t LaunchLinearRows(gdn_dtype weight_dtype, const LinearRows& rows, LinearOrder order,
-                             void* n, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(rows.rows));
+cudaError_t LaunchLinearRows(gdn_dtype weight_dtype, const LinearRows& rows, void* n,
+                             cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(rows.rows);
   if (weight_dtype == GDN_BF16) {
-    return LaunchMaybeEarly(order.early_start, grid, dim3(linear::kThreads), 0, stream,
-                            linear::RowsKernel<Bf16>, rows, order, static_cast<Bf16*>(n));
+    linear::RowsKernel<<<blocks, linear::kThreads, 0, stream>>>(rows, static_cast<Bf16*>(n));
+  } else {
+    linear::RowsKernel<<<blocks, linear::kThreads, 0, stream>>>(rows, static_cast<F16*>(n));
   }
-  return LaunchMaybeEarly(order.early_start, grid, dim3(linear::kThreads), 0, stream,
-                          linear::RowsKernel<F16>, rows, order, static_cast<F16*>(n));
+  return cudaGetLastError();
 }
 
 cudaError_t LaunchLinearGate(const LinearGateParams& params, cudaStream_t stream) {

@@ -4,8 +4,8 @@
 // kTiles at a time; its eight consumer warps divide K (linear_rows.cuh), so that each sees all rows
 // but only its slice of x and of the weights, and needs the others only for the norm and for the
 // sum of the eight partial products of an element. A ninth warp streams the weights through a ring
-// in shared memory (linear_ring.cuh). Where a block's whole share fits the ring, all of it is on
-// its way before anybody waits for x.
+// in shared memory (linear_ring.cuh). It does not wait for x; but it keeps only so many bytes under
+// way: more would stand in the queues before the loads of x, and hold back the wait itself.
 //
 // One m16n8k16 multiplies sixteen rows of x by eight rows of the weight: the weight is the operand
 // with eight, so that an output of a thousand columns still makes work for every multiprocessor.
@@ -48,9 +48,7 @@ __host__ __device__ inline Layout MakeLayout(int slot_bytes, int slots, int tile
   layout.bytes = layout.barriers + slots * static_cast<int>(sizeof(SlotBarriers));
   return layout;
 }
-inline int SlotBytesFor(int tiles, int k) {
-  return SlotBytes(tiles, RowBytes(k, ChunksOf(StepsPerWarp(k))));
-}
+inline int SlotBytesFor(int k) { return SlotBytes(RowBytes(k, ChunksOf(StepsPerWarp(k)))); }
 
 // The most steps of a slice whose rows of n a consumer keeps in registers.
 constexpr int kHeldSteps = 4;
@@ -92,26 +90,32 @@ __device__ inline void WaitForSetUp() {
   asm volatile("bar.sync 2, %0;" ::"n"(kSkinnyThreads) : "memory");
 }
 
+// Bytes that a block has under way before its ring is full for the first time.
+constexpr int kWindowBytes = 52 << 10;
+
 // Without chunks by one thread, else by a warp.
-template <typename W, int kTiles, bool kGate, bool kChunked>
+template <typename W, bool kGate, bool kChunked>
 __device__ inline void Produce(const LinearSkinnyParams& p, Chunks chunks, Share share,
                                unsigned char* slots, SlotBarriers* barriers) {
-  const int slot_bytes = SlotBytes(kTiles, RowBytes(p.rows.k, chunks));
+  const int slot_bytes = SlotBytes(RowBytes(p.rows.k, chunks));
+  const int window = max(1, kWindowBytes / slot_bytes);
   RingPosition ring;
   int tile = share.first;
   int chunk = 0;
   const auto fill_next = [&] {
-    FillSlot<W, kTiles, kGate, kChunked>(p, chunks, tile, share.end, chunk,
-                                         slots + ring.slot * slot_bytes, &barriers[ring.slot].full);
+    FillSlot<W, kGate, kChunked>(p, chunks, tile, share.end, chunk, slots + ring.slot * slot_bytes,
+                                 &barriers[ring.slot].full);
     ring.Advance(p.slots);
     if (!kChunked || ++chunk == chunks.count) {
       chunk = 0;
-      tile += kTiles;
+      ++tile;
     }
   };
 #pragma unroll 1
-  for (int i = 0; i < p.slots && tile < share.end; ++i) fill_next();
-  if (p.order.early_release) AllowNextKernel();
+  for (int i = 0; i < p.slots && tile < share.end; ++i) {
+    if (i >= window) barriers[i - window].full.Wait(0);
+    fill_next();
+  }
   WaitForPreviousKernel();
   AllowNextKernel();
 #pragma unroll 1
@@ -126,7 +130,7 @@ __device__ inline void Produce(const LinearSkinnyParams& p, Chunks chunks, Share
 template <typename W, int kRows, int kTiles, bool kGate, bool kHeld>
 __global__ void __launch_bounds__(kSkinnyThreads, kRows > kGroupRows ? 1 : 2)
     SkinnyKernel(const __grid_constant__ LinearSkinnyParams p) {
-  using Columns = Group<kTiles, kGate>;
+  constexpr int kColumns = kTiles * Columns<kGate>::kOfTile;  // Of a group.
   constexpr int kPitch = PartialPitch(kTiles);
   constexpr bool kHigh = kRows > kGroupRows;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -140,27 +144,24 @@ __global__ void __launch_bounds__(kSkinnyThreads, kRows > kGroupRows ? 1 : 2)
   const int per_warp = StepsPerWarp(k);
   const Chunks chunks = kHeld ? Chunks{1, per_warp} : ChunksOf(per_warp);
   const int row_bytes = RowBytes(k, chunks);
-  const int slot_bytes = SlotBytes(kTiles, row_bytes);
+  const int slot_bytes = SlotBytes(row_bytes);
   const Layout layout =
       MakeLayout(slot_bytes, p.slots, kTiles, k, rows, p.rows.norm_weight != nullptr);
   SlotBarriers* const barriers = reinterpret_cast<SlotBarriers*>(shared + layout.barriers);
   const Share share = Share::OfBlock(p.tiles_each, p.tiles_more);
 
   if (warp == kWarps) {
-    if (lane == 0) {
-#pragma unroll 1
-      for (int i = 0; i < p.slots; ++i) {
-        barriers[i].full.Init();
-        InitForConsumers(barriers[i].empty);
-      }
-      ArrivalBarrier::FenceInit();
+    if (lane < p.slots) {
+      barriers[lane].full.Init();
+      InitForConsumers(barriers[lane].empty);
     }
+    ArrivalBarrier::FenceInit();
     __syncwarp();
     ArriveSetUp();
     if (kHeld || chunks.count == 1) {
-      if (lane == 0) Produce<W, kTiles, kGate, false>(p, chunks, share, shared, barriers);
+      if (lane == 0) Produce<W, kGate, false>(p, chunks, share, shared, barriers);
     } else {
-      Produce<W, kTiles, kGate, true>(p, chunks, share, shared, barriers);
+      Produce<W, kGate, true>(p, chunks, share, shared, barriers);
     }
     return;
   }
@@ -175,29 +176,28 @@ __global__ void __launch_bounds__(kSkinnyThreads, kRows > kGroupRows ? 1 : 2)
 
   // This thread's elements of y in a group; their old values are on their way while the product
   // runs.
-  constexpr int kOutputs = (kRows * Columns::kColumns + kThreads - 1) / kThreads;
+  constexpr int kOutputs = (kRows * kColumns + kThreads - 1) / kThreads;
   float old[kOutputs];
-  const auto load_old = [&](const Columns& group) {
+  const auto load_old = [&](const Columns<kGate>& group) {
     if constexpr (!kGate) {
       if (!p.accumulate) return;
 #pragma unroll
       for (int i = 0; i < kOutputs; ++i) {
         const int index = i * kThreads + static_cast<int>(threadIdx.x);
-        const int row = index / Columns::kColumns;
-        const int column = index % Columns::kColumns;
-        if (row < rows && column < group.columns) {
-          old[i] = __ldcg(static_cast<const float*>(p.y) + row * p.y_row_stride + group.column0 +
-                          column);
+        const int row = index / kColumns;
+        const int column = index % kColumns;
+        if (row < rows && column < group.count) {
+          old[i] =
+              __ldcg(static_cast<const float*>(p.y) + row * p.y_row_stride + group.first + column);
         }
       }
     }
   };
 
   const float4 norm_weight = LoadNormWeight(p.rows, slice);
-  if (p.order.early_release) AllowNextKernel();
   WaitForPreviousKernel();
   AllowNextKernel();
-  load_old(Columns(p, share.first, share.end));
+  load_old(Columns<kGate>(p, share.first, kTiles, share.end));
   PrepareRows<W, kRows>(p.rows, 0, slice, norm_weight,
                         reinterpret_cast<NormScratch*>(shared + layout.scratch),
                         [&](int row, int element, uint2 values) {
@@ -212,10 +212,9 @@ __global__ void __launch_bounds__(kSkinnyThreads, kRows > kGroupRows ? 1 : 2)
     }
   }
 
-  // A consumer's part of column g of the first tile in a slot: even columns lie in the first run.
-  const unsigned char* const own = shared + g % 2 * RunBytes(kTiles, row_bytes) +
-                                   g / 2 * row_bytes + warp * chunks.steps * kStep * 2 +
-                                   t * kPiece * 2;
+  // A consumer's part of column g of a tile in a slot: even columns lie in the first run.
+  const unsigned char* const own = shared + g % 2 * RunBytes(row_bytes) + g / 2 * row_bytes +
+                                   warp * chunks.steps * kStep * 2 + t * kPiece * 2;
   // The step of this warp of which only a part lies within K: what follows it in the slot is not
   // this row's.
   const int partial_step =
@@ -225,45 +224,51 @@ __global__ void __launch_bounds__(kSkinnyThreads, kRows > kGroupRows ? 1 : 2)
   WaitForSetUp();
 #pragma unroll 1
   for (int tile0 = share.first; tile0 < share.end; tile0 += kTiles) {
-    const Columns group(p, tile0, share.end);
+    const Columns<kGate> group(p, tile0, kTiles, share.end);
     float sum[kTiles][2][4];
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum[tile][0][i] = sum[tile][1][i] = 0.0f;
     }
-    const auto multiply = [&](const unsigned char* at, const Operand<kRows>& a, int step) {
+    // Chunk by chunk, tile by tile.
+    const auto multiply_chunk = [&](int first, auto&& operand) {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        uint4 b = *reinterpret_cast<const uint4*>(at + tile * (kGroupRows / 2) * row_bytes);
-        if (!kHeld && step == partial_step && !lane_inside) b = {0, 0, 0, 0};
-        MultiplyStep<W>(sum[tile][0], sum[tile][1], a.low(), a.high(), b);
-      }
-    };
-    if constexpr (kHeld) {
-      const unsigned char* const slot = own + ring.slot * slot_bytes;
-      barriers[ring.slot].full.Wait(ring.parity);
-#pragma unroll
-      for (int s = 0; s < kHeldSteps; ++s) {
-        if (s < slice.count) multiply(slot + s * kStep * 2, held[s], s);
-      }
-      __syncwarp();
-      if (lane == 0) barriers[ring.slot].empty.Arrive();
-      ring.Advance(p.slots);
-    } else {
-      for (int first = 0; first < per_warp; first += chunks.steps) {
+        if (tile0 + tile >= share.end) break;
         const unsigned char* const slot = own + ring.slot * slot_bytes;
         const int steps = min(chunks.steps, slice.count - first);
         barriers[ring.slot].full.Wait(ring.parity);
+        const auto multiply = [&](int s) {
+          uint4 b = *reinterpret_cast<const uint4*>(slot + s * kStep * 2);
+          if (!kHeld && first + s == partial_step && !lane_inside) b = {0, 0, 0, 0};
+          const Operand<kRows> a = operand(s);
+          MultiplyStep<W>(sum[tile][0], sum[tile][1], a.low(), a.high(), b);
+        };
+        if constexpr (kHeld) {
+#pragma unroll
+          for (int s = 0; s < kHeldSteps; ++s) {
+            if (s < steps) multiply(s);
+          }
+        } else {
 #pragma unroll 4
-        for (int s = 0; s < steps; ++s) {
-          Operand<kRows> a;
-          a.Load(lane_n + (first + s) * kStep * 2, n_pitch, rows - g);
-          multiply(slot + s * kStep * 2, a, first + s);
+          for (int s = 0; s < steps; ++s) multiply(s);
         }
         __syncwarp();
         if (lane == 0) barriers[ring.slot].empty.Arrive();
         ring.Advance(p.slots);
+      }
+    };
+    if constexpr (kHeld) {
+      multiply_chunk(0, [&](int s) { return held[s]; });
+    } else {
+      static_assert(kTiles == 1);  // A tile comes with all its chunks.
+      for (int first = 0; first < per_warp; first += chunks.steps) {
+        multiply_chunk(first, [&](int s) {
+          Operand<kRows> a;
+          a.Load(lane_n + (first + s) * kStep * 2, n_pitch, rows - g);
+          return a;
+        });
       }
     }
 
@@ -289,11 +294,11 @@ __global__ void __launch_bounds__(kSkinnyThreads, kRows > kGroupRows ? 1 : 2)
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) {
       const int index = i * kThreads + static_cast<int>(threadIdx.x);
-      const int row = index / Columns::kColumns;
-      const int column = index % Columns::kColumns;
-      if (row < rows && column < group.columns) {
+      const int row = index / kColumns;
+      const int column = index % kColumns;
+      if (row < rows && column < group.count) {
         const float* const from =
-            partials + row * kPitch + (kGate ? 2 * column : Columns::Place(column));
+            partials + row * kPitch + (kGate ? 2 * column : Columns<kGate>::Place(column));
         float value;
         if constexpr (kGate) {
           float2 pair = {0.0f, 0.0f};
@@ -310,7 +315,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, kRows > kGroupRows ? 1 : 2)
           for (int w = 0; w < kWarps; ++w) value += from[w * rows * kPitch];
           if (p.accumulate) value = old[i] + value;
         }
-        const int64_t at = row * p.y_row_stride + group.column0 + column;
+        const int64_t at = row * p.y_row_stride + group.first + column;
         if (p.y_is_f32) {
           static_cast<float*>(p.y)[at] = value;
         } else {
@@ -318,9 +323,11 @@ __global__ void __launch_bounds__(kSkinnyThreads, kRows > kGroupRows ? 1 : 2)
         }
       }
     }
-    if (tile0 + kTiles < share.end) load_old(Columns(p, tile0 + kTiles, share.end));
+    if (tile0 + kTiles < share.end) load_old(Columns<kGate>(p, tile0 + kTiles, kTiles, share.end));
   }
 }
+
+bool IsHeld(int k) { return StepsPerWarp(k) <= kHeldSteps && k % kStep == 0; }
 
 // Tiles of a group, blocks, slots of their rings.
 struct Division {
@@ -333,7 +340,7 @@ struct Division {
 
 int SlotsThatFit(int tiles, int k, int rows, bool norm, int shared_bytes) {
   const int others = MakeLayout(0, 0, tiles, k, rows, norm).bytes;
-  const int slot = SlotBytesFor(tiles, k) + static_cast<int>(sizeof(SlotBarriers));
+  const int slot = SlotBytesFor(k) + static_cast<int>(sizeof(SlotBarriers));
   return std::clamp((shared_bytes - others) / slot, 0, kMaxSlots);
 }
 
@@ -349,46 +356,37 @@ Division Divide(const LinearSkinnyParams& p, int multiprocessors, int shared_byt
     return SlotsThatFit(division.tiles, p.rows.k, p.rows.rows, p.rows.norm_weight != nullptr,
                         shared_bytes);
   };
-  division.tiles = most >= 3 ? 4 : most;
-  while (division.tiles > 1 && slots() < 2) division.tiles /= 2;
-  const int items =
-      (most + division.tiles - 1) / division.tiles * ChunksOf(StepsPerWarp(p.rows.k)).count;
+  division.tiles = IsHeld(p.rows.k) && most >= 2 ? 4 : 1;
+  const int items = most * ChunksOf(StepsPerWarp(p.rows.k)).count;
   division.slots = std::min(items, slots());
   return division;
 }
 
 using Kernel = void (*)(LinearSkinnyParams);
 
-template <typename W, int kRows, bool kHeld>
-Kernel KernelWith(int tiles, bool gate) {
-  if (gate) {
-    return tiles == 4   ? SkinnyKernel<W, kRows, 4, true, kHeld>
-           : tiles == 2 ? SkinnyKernel<W, kRows, 2, true, kHeld>
-                        : SkinnyKernel<W, kRows, 1, true, kHeld>;
+template <typename W, int kRows>
+Kernel KernelForRows(bool held, int tiles, bool gate) {
+  if (!held) {
+    return gate ? SkinnyKernel<W, kRows, 1, true, false> : SkinnyKernel<W, kRows, 1, false, false>;
   }
-  return tiles == 4   ? SkinnyKernel<W, kRows, 4, false, kHeld>
-         : tiles == 2 ? SkinnyKernel<W, kRows, 2, false, kHeld>
-                      : SkinnyKernel<W, kRows, 1, false, kHeld>;
-}
-
-template <typename W, bool kHeld>
-Kernel KernelForRows(int rows, int tiles, bool gate) {
-  return rows == 1            ? KernelWith<W, 1, kHeld>(tiles, gate)
-         : rows <= kGroupRows ? KernelWith<W, kGroupRows, kHeld>(tiles, gate)
-                              : KernelWith<W, 2 * kGroupRows, kHeld>(tiles, gate);
+  if (tiles == 1) {
+    return gate ? SkinnyKernel<W, kRows, 1, true, true> : SkinnyKernel<W, kRows, 1, false, true>;
+  }
+  return gate ? SkinnyKernel<W, kRows, 4, true, true> : SkinnyKernel<W, kRows, 4, false, true>;
 }
 
 template <typename W>
 Kernel KernelFor(int rows, int k, int tiles, bool gate) {
-  const bool held = StepsPerWarp(k) <= kHeldSteps && k % kStep == 0;
-  return held ? KernelForRows<W, true>(rows, tiles, gate)
-              : KernelForRows<W, false>(rows, tiles, gate);
+  const bool held = IsHeld(k);
+  return rows == 1            ? KernelForRows<W, 1>(held, tiles, gate)
+         : rows <= kGroupRows ? KernelForRows<W, kGroupRows>(held, tiles, gate)
+                              : KernelForRows<W, 2 * kGroupRows>(held, tiles, gate);
 }
 
 template <typename W>
 cudaError_t Prepare(int k, int shared_bytes) {
   for (const int rows : {1, kGroupRows, 2 * kGroupRows}) {
-    for (const int tiles : {1, 2, 4}) {
+    for (const int tiles : {1, 4}) {
       for (const bool gate : {false, true}) {
         const Kernel kernel = KernelFor<W>(rows, k, tiles, gate);
         cudaError_t error =
@@ -410,10 +408,9 @@ cudaError_t Launch(LinearSkinnyParams p, const Division& division, cudaStream_t 
   p.slots = division.slots;
   p.tiles_each = division.tiles_each;
   p.tiles_more = division.tiles_more;
-  const Layout layout =
-      MakeLayout(SlotBytesFor(division.tiles, p.rows.k), division.slots, division.tiles, p.rows.k,
-                 p.rows.rows, p.rows.norm_weight != nullptr);
-  return LaunchMaybeEarly(p.order.early_start, dim3(static_cast<unsigned>(division.grid)),
+  const Layout layout = MakeLayout(SlotBytesFor(p.rows.k), division.slots, division.tiles, p.rows.k,
+                                   p.rows.rows, p.rows.norm_weight != nullptr);
+  return LaunchMaybeEarly(p.early_start, dim3(static_cast<unsigned>(division.grid)),
                           dim3(kSkinnyThreads), static_cast<size_t>(layout.bytes), stream,
                           KernelFor<W>(p.rows.rows, p.rows.k, division.tiles, p.silu), p);
 }
@@ -423,10 +420,9 @@ cudaError_t Launch(LinearSkinnyParams p, const Division& division, cudaStream_t 
 
 int64_t LinearSkinnyRows(int64_t k, int shared_bytes) {
   for (int64_t rows = kLinearSkinnyRows; rows > 0; rows /= 2) {
-    if (linear::SlotsThatFit(1, static_cast<int>(k), static_cast<int>(rows), true, shared_bytes) >=
-        2) {
-      return rows;
-    }
+    const int slots =
+        linear::SlotsThatFit(4, static_cast<int>(k), static_cast<int>(rows), true, shared_bytes);
+    if (slots >= 1) return rows;
   }
   return 0;
 }

@@ -10,6 +10,11 @@
  *  Numerics: n is rounded once to the weight's type, products are exact and summed in FP32, p stays
  *  in FP32, y is rounded once to its type. REF: the same roundings of n and y, all else FP64.
  *
+ *  CUDA: up to 16 rows take one launch that streams the weights once; more take cuBLASLt, in passes
+ *  of at most 1024 rows, which bounds the workspace: n in the weight's type and, for SILU_MUL, p
+ *  in FP32 for one pass, and what cuBLASLt asks for (32 MiB at most). A workspace for some rows
+ *  serves fewer rows too.
+ *
  *  Weights are [N, K] dense, K contiguous, as checkpoints store them; they are not packed.
  *
  *  Plans: what depends on the shape alone (algorithms for every number of rows) is chosen when a
@@ -66,14 +71,8 @@ typedef struct gdn_linear_args {
   /*! CUDA: non-zero lets the kernel start while the one before it in the stream still runs
    *  (programmatic dependent launch); it may load weights at once, and reads x and writes y only
    *  after that kernel has finished. The caller promises that the kernel just before writes neither
-   *  weight nor norm_weight. Ignored where it does not apply. */
+   *  weight nor norm_weight. Ignored where it does not apply: with more than 16 rows. */
   int32_t early_start;
-
-  /*! CUDA, with early_start: non-zero lets the kernel after this one, if it starts early too, start
-   *  while kernels before this one still run; its loads of weights then follow this kernel's
-   * without a gap. The caller promises that what it reads or writes before its own wait is not
-   * written by those either: by none since the last kernel without an early start or release. */
-  int32_t early_release;
 } gdn_linear_args;
 
 gdn_status gdn_linear(const gdn_exec* exec, const gdn_linear_args* args);
