@@ -131,6 +131,7 @@ TEST_P(EngineForkTest, DrainWaitsForItAndStopEndsIt) {
   EXPECT_EQ(engine_->FinishDrain(clock_.NowNs() + 1'000'000'000), 0);
   EXPECT_TRUE(fork->Take()->ok());
   for (const bool stop : {false, true}) {
+    fork.reset();  // Handles do not outlive their engine.
     SetUp();
     wakes_ = 0;
     fork = MustFork(1);
@@ -141,8 +142,8 @@ TEST_P(EngineForkTest, DrainWaitsForItAndStopEndsIt) {
     EXPECT_EQ(wakes_, 1);
     EXPECT_EQ(fork->Take()->status().code(), Code::kUnavailable);
     ExpectLevels(1, 0);
-    fork.reset();  // Handles do not outlive their engine.
   }
+  fork.reset();
 }
 
 INSTANTIATE_TEST_SUITE_P(InFlight, EngineForkTest, ::testing::Values(1, 2));
