@@ -74,6 +74,8 @@ TEST(BatchPlan, RefusesWhatCannotRun) {
   headless.has_head = false;
   PipelineInfo middle = headless;
   middle.has_embedding = false;
+  PipelineInfo overlapped = kInfo;
+  overlapped.max_in_flight = 2;
   struct Bad {
     SequenceInput input;
     PipelineInfo info;
@@ -85,7 +87,13 @@ TEST(BatchPlan, RefusesWhatCannotRun) {
       {{.read_slot = 9, .write_slot = 1, .tokens = kTokens}, kInfo, "read slot 9"},
       {{.read_slot = 1, .write_slot = 1, .tokens = bad_token}, kInfo, "token 10"},
       {{.read_slot = 1, .write_slot = 1, .hidden = hidden}, kInfo, "multiple of 4"},
-      {{.read_slot = 1, .write_slot = 1, .tokens = kTokens, .hidden = hidden}, kInfo, "both"},
+      {{.read_slot = 1, .write_slot = 1, .tokens = kTokens, .hidden = hidden},
+       kInfo,
+       "more than one"},
+      {{.read_slot = 1, .write_slot = 1, .chained = 0}, kInfo, "one batch in flight"},
+      {{.read_slot = 1, .write_slot = 1, .tokens = kTokens, .chained = 0},
+       overlapped,
+       "more than one"},
       {Tokens(1, 1, Positions::kLast), headless, "head"},
       {Tokens(1, 1), middle, "embedding"},
       {{.read_slot = 1, .write_slot = 1, .sample = &sample}, kInfo, "empty input"},
@@ -98,6 +106,22 @@ TEST(BatchPlan, RefusesWhatCannotRun) {
     EXPECT_THAT(std::string(status.message()), HasSubstr(bad.message));
     EXPECT_THAT(std::string(status.message()), HasSubstr("sequence 1"));
   }
+}
+
+// A chained sequence is one token long, and may choose another.
+TEST(BatchPlan, ChainedInputsAreOneToken) {
+  PipelineInfo info = kInfo;
+  info.max_in_flight = 2;
+  const SampleSpec sample;
+  const std::vector<SequenceInput> inputs = {
+      Tokens(1, 3), {.read_slot = 2, .write_slot = 2, .chained = 5, .sample = &sample}};
+  BatchPlan plan;
+  ASSERT_TRUE(plan.Build(inputs, info).ok());
+  EXPECT_EQ(plan.steps.size(), 1);
+  EXPECT_EQ(plan.places[1].num_tokens, 1);
+  EXPECT_EQ(plan.places[1].first_token, 0);
+  EXPECT_EQ(plan.places[1].sample_row, 0);
+  EXPECT_EQ(plan.num_tokens, 4);
 }
 
 }  // namespace
