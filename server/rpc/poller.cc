@@ -137,11 +137,22 @@ void Poller::ShutdownQueueIfIdle() {
   queue_->Shutdown();
 }
 
+// With a deadline: now and then gRPC 1.51 loses the wake-up of a thread that waits for a queue's
+// next event, and without one the thread would then wait for ever.
 void Poller::Loop() {
+  constexpr std::chrono::seconds kPatience(1);
   void* tag = nullptr;
   bool ok = false;
-  while (queue_->Next(&tag, &ok)) {
-    static_cast<Tag*>(tag)->Run(ok);
+  for (;;) {
+    switch (queue_->AsyncNext(&tag, &ok, std::chrono::system_clock::now() + kPatience)) {
+      case grpc::CompletionQueue::SHUTDOWN:
+        return;
+      case grpc::CompletionQueue::GOT_EVENT:
+        static_cast<Tag*>(tag)->Run(ok);
+        break;
+      case grpc::CompletionQueue::TIMEOUT:
+        break;
+    }
     ShutdownQueueIfIdle();
   }
 }
