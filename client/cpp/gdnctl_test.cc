@@ -138,7 +138,7 @@ TEST_F(GdnctlTest, Model) {
 }
 
 TEST_F(GdnctlTest, GenerateWritesTheBytesAndNothingElse) {
-  control().reply = std::string("caf\xC3\xA9 \xFF\x1b[0m\0end", 17);
+  control().reply = std::string("caf\xC3\xA9 \xFF\x1b[0m\0end", 15);
   const Result result = Run({"generate", "And God said"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.out, control().reply);
