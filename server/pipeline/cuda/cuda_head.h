@@ -5,7 +5,6 @@
 #define SERVER_PIPELINE_CUDA_CUDA_HEAD_H_
 
 #include <cstdint>
-#include <memory>
 
 #include "absl/status/status.h"
 #include "gdn/kernels/linear.h"
@@ -33,10 +32,6 @@ class CudaHead {
   static constexpr int32_t kMaxTopLogprobs = 64;
 
  private:
-  struct PlanDestroy {
-    void operator()(gdn_linear_plan* plan) const { gdn_linear_plan_destroy(plan); }
-  };
-
   absl::Status Logits(int64_t rows, const float* x, bool early_start);
   absl::Status Sample(int64_t rows, const StepArrays& arrays, const CudaBatch* batch);
   absl::Status SendChoiceInputs(const CudaBatch& batch);
@@ -46,7 +41,7 @@ class CudaHead {
   const DeviceModel* weights_ = nullptr;
   CudaOps* ops_ = nullptr;
   int64_t max_rows_ = 0;
-  std::unique_ptr<gdn_linear_plan, PlanDestroy> plan_;
+  LinearPlan plan_;
   DeviceArray<float> gathered_;         // [max_rows, hidden]
   DeviceArray<float> logits_;           // [max_rows, vocab]
   DeviceArray<int32_t> logits_tokens_;  // [max_tokens + max_rows]

@@ -7,15 +7,22 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "gdn/kernels/linear.h"
 #include "gdn/kernels/types.h"
 #include "server/pipeline/cuda/device_memory.h"
 #include "server/pipeline/kernel_status.h"
 #include "server/pipeline/pipeline.h"
 
 namespace gdn::pipeline {
+
+struct LinearPlanDestroy {
+  void operator()(gdn_linear_plan* plan) const { gdn_linear_plan_destroy(plan); }
+};
+using LinearPlan = std::unique_ptr<gdn_linear_plan, LinearPlanDestroy>;
 
 class CudaOps {
  public:

@@ -18,7 +18,7 @@ gdn_gate_activation Activation(const model::ModelSpec& spec) {
 }  // namespace
 
 absl::Status CudaStack::CreatePlan(const char* name, gdn_linear_kind kind, int64_t n, int64_t k,
-                                   bool residual, Plan* plan) {
+                                   bool residual, LinearPlan* plan) {
   gdn_linear_shape shape{};
   shape.kind = kind;
   shape.n = n;
@@ -90,7 +90,7 @@ absl::Status CudaStack::RunLayer(int64_t layer, const StackBatch& batch, const S
   args.rows = batch.num_tokens;
   args.norm_eps = spec_.rms_norm_eps;
   args.early_start = ops_->timing() ? 0 : 1;
-  const auto product = [&](const char* name, const Plan& plan, const uint16_t* weight) {
+  const auto product = [&](const char* name, const LinearPlan& plan, const uint16_t* weight) {
     args.plan = plan.get();
     args.weight = weight;
     return ops_->Run(name, gdn_linear, args);

@@ -7,7 +7,6 @@
 #define SERVER_PIPELINE_CUDA_CUDA_STACK_H_
 
 #include <cstdint>
-#include <memory>
 
 #include "absl/status/status.h"
 #include "gdn/kernels/linear.h"
@@ -40,13 +39,8 @@ class CudaStack {
   absl::Status Run(const StackBatch& batch, const StepArrays& arrays, float* x);
 
  private:
-  struct PlanDestroy {
-    void operator()(gdn_linear_plan* plan) const { gdn_linear_plan_destroy(plan); }
-  };
-  using Plan = std::unique_ptr<gdn_linear_plan, PlanDestroy>;
-
   absl::Status CreatePlan(const char* name, gdn_linear_kind kind, int64_t n, int64_t k,
-                          bool residual, Plan* plan);
+                          bool residual, LinearPlan* plan);
   absl::Status RunLayer(int64_t layer, const StackBatch& batch, const StepArrays& arrays, float* x);
   absl::Status FusedStep(int64_t layer, const StackBatch& batch, const StepArrays& arrays);
   absl::Status Prefill(int64_t layer, const StackBatch& batch, const StepArrays& arrays);
@@ -57,10 +51,10 @@ class CudaStack {
   CudaOps* ops_ = nullptr;
   int64_t max_tokens_ = 0;
   bool batch_invariant_ = false;
-  Plan in_proj_;
-  Plan out_proj_;
-  Plan gate_up_;
-  Plan down_;
+  LinearPlan in_proj_;
+  LinearPlan out_proj_;
+  LinearPlan gate_up_;
+  LinearPlan down_;
 
   int64_t projection_stride_ = 0;     // Elements.
   DeviceArray<uint16_t> projection_;  // [T, q|k|v|z|b|a]
