@@ -8,11 +8,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,6 +19,7 @@
 #include "server/pipeline/cuda/cuda_pipeline.h"
 #include "server/pipeline/cuda/device_memory.h"
 #include "tests/load/decode_roofline.h"
+#include "tests/load/engine_load.h"
 
 namespace gdn {
 namespace {
@@ -29,10 +27,6 @@ namespace {
 using pipeline::SampleSpec;
 using pipeline::SequenceInput;
 using pipeline::SequenceOutput;
-
-double Seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 [[noreturn]] void Die(const std::string& message) {
   std::fprintf(stderr, "cuda_engine_bench: %s\n", message.c_str());
@@ -130,61 +124,6 @@ double StepSeconds(pipeline::Pipeline* pipeline, int rows, int steps) {
   return seconds / steps;
 }
 
-// Wakes whoever waits for calls.
-struct Waiter {
-  std::mutex mutex;
-  std::condition_variable wake;
-  bool woken = false;
-  void Wake() {
-    {
-      const std::lock_guard<std::mutex> lock(mutex);
-      woken = true;
-    }
-    wake.notify_one();
-  }
-  void Wait() {
-    std::unique_lock<std::mutex> lock(mutex);
-    wake.wait_for(lock, std::chrono::milliseconds(20), [this] { return woken; });
-    woken = false;
-  }
-};
-
-// Tokens per second of greedy streams once all have their first token.
-double EngineRate(engine::Engine* engine, int streams, int tokens) {
-  Waiter waiter;
-  std::vector<std::unique_ptr<engine::GenerateCall>> calls;
-  for (int i = 0; i < streams; ++i) {
-    engine::GenerateRequest request;
-    request.input.tokens = {65 + i % 26, 110, 100, 32};
-    request.max_new_tokens = tokens;
-    request.ignore_eos = true;
-    auto call = engine->Generate(std::move(request), {.on_ready = [&] { waiter.Wake(); }});
-    if (!call.ok()) Die(std::string(call.status().message()));
-    calls.push_back(*std::move(call));
-  }
-  std::vector<int> received(calls.size());
-  std::vector<bool> done(calls.size());
-  size_t finished = 0;
-  int64_t counted = 0;
-  double first = 0;
-  while (finished < calls.size()) {
-    for (size_t i = 0; i < calls.size(); ++i) {
-      while (auto chunk = calls[i]->Drain()) {
-        received[i] += static_cast<int>(chunk->tokens.size());
-        if (first > 0) counted += static_cast<int64_t>(chunk->tokens.size());
-        if (chunk->done && !done[i]) {
-          Must(chunk->status);
-          done[i] = true;
-          ++finished;
-        }
-      }
-    }
-    if (first == 0 && *std::min_element(received.begin(), received.end()) > 0) first = Seconds();
-    if (finished < calls.size()) waiter.Wait();
-  }
-  return static_cast<double>(counted) / (Seconds() - first);
-}
-
 double PrefillRate(pipeline::Pipeline* pipeline, int tokens) {
   std::vector<int32_t> ids(static_cast<size_t>(tokens));
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(32 + i * 7 % 90);
@@ -254,7 +193,9 @@ int Main(Flags flags) {
     const double least = (bytes.weights + streams * bytes.states) / bandwidth;
     double rate = 0;
     for (int repeat = 0; repeat < 3; ++repeat) {
-      rate = std::max(rate, EngineRate(engine->get(), streams, flags.tokens));
+      const auto decoded = DecodeRate(engine->get(), streams, flags.tokens);
+      Must(decoded.status());
+      rate = std::max(rate, *decoded);
     }
     const double engine_step = streams / rate;
     std::printf("%8d %12.1f %12.1f %7.1f%% %12.0f %7.1f%% %7.1f%%\n", streams, least * 1e6,

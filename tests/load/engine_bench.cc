@@ -6,12 +6,10 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <chrono>
-#include <condition_variable>
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -20,13 +18,10 @@
 #include "server/engine/engine.h"
 #include "server/model/weights.h"
 #include "server/pipeline/cpu_pipeline.h"
+#include "tests/load/engine_load.h"
 
 namespace gdn {
 namespace {
-
-double Seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 struct Flags {
   std::string model;
@@ -57,66 +52,9 @@ class OpTimes final : public pipeline::KernelTimer {
   std::map<std::string, int64_t> ns_;
 };
 
-// Waits until `done()`; engine callbacks wake it.
-class Waiter {
- public:
-  void Wake() {
-    { std::lock_guard<std::mutex> lock(mutex_); }
-    wake_.notify_one();
-  }
-  template <typename Done>
-  void Wait(Done done) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (!done()) wake_.wait_for(lock, std::chrono::milliseconds(20));
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable wake_;
-};
-
 [[noreturn]] void Die(const std::string& message) {
   std::fprintf(stderr, "engine_bench: %s\n", message.c_str());
   std::exit(1);
-}
-
-// Tokens per second of `streams` greedy streams, prompts excluded.
-double Decode(engine::Engine* engine, int streams, int tokens) {
-  Waiter waiter;
-  std::vector<std::unique_ptr<engine::GenerateCall>> calls;
-  for (int i = 0; i < streams; ++i) {
-    engine::GenerateRequest request;
-    request.input.tokens = {65 + i % 26, 110, 100, 32};
-    request.max_new_tokens = tokens;
-    request.ignore_eos = true;
-    auto call = engine->Generate(std::move(request), {.on_ready = [&] { waiter.Wake(); }});
-    if (!call.ok()) Die(std::string(call.status().message()));
-    calls.push_back(*std::move(call));
-  }
-  std::vector<bool> done(calls.size());
-  std::vector<int> received(calls.size());
-  double first = 0;
-  int64_t counted = 0;
-  size_t finished = 0;
-  double last = 0;
-  waiter.Wait([&] {
-    for (size_t i = 0; i < calls.size(); ++i) {
-      while (auto chunk = calls[i]->Drain()) {
-        received[i] += static_cast<int>(chunk->tokens.size());
-        if (first > 0) counted += static_cast<int64_t>(chunk->tokens.size());
-        if (chunk->done && !done[i]) {
-          if (!chunk->status.ok()) Die(std::string(chunk->status.message()));
-          done[i] = true;
-          ++finished;
-        }
-      }
-    }
-    // The clock starts once every stream has its first token.
-    if (first == 0 && *std::min_element(received.begin(), received.end()) > 0) first = Seconds();
-    last = Seconds();
-    return finished == calls.size();
-  });
-  return static_cast<double>(counted) / (last - first);
 }
 
 double Prefill(engine::Engine* engine, int tokens) {
@@ -297,7 +235,9 @@ int Main(const Flags& flags) {
     for (int repeat = 0; repeat < flags.repeats; ++repeat) {
       ops.Clear();
       const double start = Seconds();
-      const double rate = Decode(engine->get(), streams, flags.tokens);
+      const auto decoded = DecodeRate(engine->get(), streams, flags.tokens);
+      if (!decoded.ok()) Die(std::string(decoded.status().message()));
+      const double rate = *decoded;
       const double seconds = Seconds() - start;
       if (rate > best) best = rate;
       if (repeat + 1 == flags.repeats) ops.Print(seconds);
