@@ -26,8 +26,9 @@ constexpr size_t kAlignment = 256;
 // be faster.
 constexpr int64_t kPassRows = 1024;
 // Where the wide product is the fastest.
-constexpr int64_t kWideRows = 64;
-constexpr int64_t kWideOutputs = 32768;
+constexpr int64_t kFewestWideRows = 9;
+constexpr int64_t kMostWideRows = 64;
+constexpr int64_t kMostWideOutputs = 32768;
 
 struct Plan final : gdn_linear_plan {
   int multiprocessors = 0;
@@ -41,11 +42,11 @@ enum class Path { kSkinny, kTile, kWide, kLt };
 
 Path PathFor(const Plan& plan, int64_t rows) {
   const bool invariant = plan.shape.batch_invariant != 0;
-  if (invariant && plan.wide) return Path::kWide;
+  const bool wide_is_best = rows >= kFewestWideRows && rows <= kMostWideRows &&
+                            kernels::LinearOutputs(plan.shape) <= kMostWideOutputs;
+  if (plan.wide && (invariant || wide_is_best)) return Path::kWide;
   if (rows <= plan.skinny_rows) return Path::kSkinny;
-  if (invariant || (rows <= kLinearSkinnyRows && !plan.wide)) return Path::kTile;
-  const bool few = rows <= kWideRows && kernels::LinearOutputs(plan.shape) <= kWideOutputs;
-  return plan.wide && few ? Path::kWide : Path::kLt;
+  return invariant || rows <= kLinearSkinnyRows ? Path::kTile : Path::kLt;
 }
 
 bool NeedsRowsKernel(const gdn_linear_args& args) {
