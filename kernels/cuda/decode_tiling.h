@@ -17,14 +17,16 @@ struct DecodeTiling {
 };
 
 // The tilings that are compiled; all give the same bits.
-constexpr DecodeTiling kDecodeTilings[] = {{8, 2, 0}, {8, 2, 1}, {8, 1, 2}, {4, 1, 4}};
-constexpr int kNumDecodeTilings = 4;
+constexpr DecodeTiling kDecodeTilings[] = {
+    {8, 2, 0}, {8, 2, 1}, {4, 2, 2}, {4, 1, 4}, {4, 4, 1}};
+constexpr int kNumDecodeTilings = 5;
 
 // Whether a tiling covers a ratio HV/H and a number of tokens, on a device that can run it: a
 // cluster of blocks works on a key head, eight at most; the streaming kernel takes one token.
 constexpr bool DecodeTilingCovers(int tiling, int64_t ratio, int64_t tokens) {
   const int splits = kDecodeTilings[tiling].splits;
-  return splits == 0 ? tokens == 1 : splits * ratio <= 8;
+  if (splits == 0) return tokens == 1;
+  return splits * ratio <= 8 && (tokens == 1 || tiling != 4);
 }
 
 // Index into kDecodeTilings for the arguments on the current device, or -1 for the generic kernel.

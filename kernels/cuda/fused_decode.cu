@@ -51,7 +51,7 @@ float Scale(const gdn_fused_decode_args& a) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(a.key_dim)));
 }
 
-DecodeParams Pack(const gdn_fused_decode_args& a) {
+DecodeParams Pack(const gdn_fused_decode_args& a, const Device& device) {
   DecodeParams p = {};
   p.read_index = a.read_index;
   p.write_index = a.write_index;
@@ -81,6 +81,7 @@ DecodeParams Pack(const gdn_fused_decode_args& a) {
   p.beta_scale = a.beta_scale;
   p.scale = Scale(a);
   p.eps = a.eps;
+  p.multiprocessors = device.multiprocessors;
   p.tokens = static_cast<int8_t>(a.tokens);
   p.early_start = a.early_start != 0;
   p.use_qk_l2norm = a.use_qk_l2norm != 0;
@@ -150,7 +151,7 @@ gdn_status FusedDecodeWith(const gdn_exec& exec, const gdn_fused_decode_args& ar
     GDN_CHECK_ARG(tiling < kNumDecodeTilings && Suits128(args) && CanRun(args, tiling, device),
                   GDN_UNSUPPORTED_SHAPE, "%s: tiling %d does not cover these arguments", kOp,
                   tiling);
-    const DecodeParams params = Pack(args);
+    const DecodeParams params = Pack(args, device);
     const auto launch = args.dtype == GDN_BF16 ? LaunchDecode128<Bf16> : LaunchDecode128<F16>;
     error = launch(params, args.state_dtype, tiling, stream);
   }

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/fused_decode_split.cuh"
 #include "kernels/cuda/fused_decode_stream.cuh"
+#include "kernels/cuda/fused_decode_whole.cuh"
 
 namespace gdn::cuda {
 namespace decode128 {
@@ -14,11 +15,14 @@ cudaError_t Launch(const DecodeParams& params, int tiling, cudaStream_t stream) 
     case 0:
       return LaunchStream<X, S>(params, stream);
     case 1:
-      return LaunchSplit<X, S, 8, 2, 2>(params, stream);
+      if (params.tokens == 1) return LaunchWhole<X, S, 8, 2, 2>(params, stream);
+      return LaunchSplit<X, S, 8, 2, 1>(params, stream);
     case 2:
-      return LaunchSplit<X, S, 8, 1, 2>(params, stream);
+      return LaunchSplit<X, S, 4, 2, 4>(params, stream);
     case 3:
       return LaunchSplit<X, S, 4, 1, 5>(params, stream);
+    case 4:
+      return LaunchWhole<X, S, 4, 4, sizeof(S) == 4 ? 2 : 4>(params, stream);
     default:
       return cudaErrorInvalidValue;
   }
