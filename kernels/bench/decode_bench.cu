@@ -7,7 +7,8 @@
 // replays, divided by the launches. Bytes are all that a launch must move: both states read and
 // written, projections, weights, output.
 //
-// usage: decode_bench [--batches=1,4,...] [--heads=16:32,...] [--state=f32,bf16] [--tilings[=0,1,...]]
+// usage: decode_bench [--batches=1,4,...] [--heads=16:32,...] [--state=f32,bf16]
+// [--tilings[=0,1,...]]
 //                     [--early-start] [--in-order] [--tokens=1] [--replays=40] [--json=FILE]
 #include <cuda_runtime.h>
 
@@ -196,12 +197,10 @@ class Bench {
     Must(cudaMalloc(&slots, order.size() * 8), "slots");
     Must(cudaMemcpyAsync(slots, order.data(), order.size() * 8, cudaMemcpyHostToDevice, stream_),
          "slots");
-    const double best = std::min({TimeRmw<1, 4>(data, bytes, layers, slots),
-                                  TimeRmw<1, 8>(data, bytes, layers, slots),
-                                  TimeRmw<4, 8>(data, bytes, layers, slots),
-                                  TimeRmw<8, 8>(data, bytes, layers, slots),
-                                  TimeRmw<16, 8>(data, bytes, layers, slots),
-                                  TimeRmw<8, 16>(data, bytes, layers, slots)});
+    const double best = std::min(
+        {TimeRmw<1, 4>(data, bytes, layers, slots), TimeRmw<1, 8>(data, bytes, layers, slots),
+         TimeRmw<4, 8>(data, bytes, layers, slots), TimeRmw<8, 8>(data, bytes, layers, slots),
+         TimeRmw<16, 8>(data, bytes, layers, slots), TimeRmw<8, 16>(data, bytes, layers, slots)});
     Must(cudaFree(slots), "free");
     return best;
   }
@@ -229,7 +228,8 @@ class Bench {
     rmw_ = 2.0 * kBytes / BestRmw(vectors, kBytes, 2, true) * 1e-6;
     const double empty = Time(100, [&](int) { Empty<<<1, 32, 0, stream_>>>(); });
     std::printf(
-        "copy %.3f TB/s, in-place read-modify-write of shuffled slots %.3f TB/s, in order %.3f TB/s "
+        "copy %.3f TB/s, in-place read-modify-write of shuffled slots %.3f TB/s, in order %.3f "
+        "TB/s "
         "(1 GiB), empty kernel %.2f us\n",
         copy_, rmw_, in_order, empty);
     std::printf("in-place read-modify-write of one layer's FP32 states, HV 32, us:");
@@ -244,7 +244,8 @@ class Bench {
                                            1.0f);
         states = own;
       }
-      std::printf(" %lld: %.2f", static_cast<long long>(batch), BestRmw(states, bytes, layers, true));
+      std::printf(" %lld: %.2f", static_cast<long long>(batch),
+                  BestRmw(states, bytes, layers, true));
       if (own != nullptr) Must(cudaFree(own), "free");
     }
     std::printf("\n");
@@ -343,9 +344,9 @@ class Bench {
     if (options_.all_tilings || !options_.tilings.empty()) {
       tilings.clear();
       for (int i = 0; i < gdn::cuda::kNumDecodeTilings; ++i) {
-        const bool wanted = options_.all_tilings || std::find(options_.tilings.begin(),
-                                                              options_.tilings.end(),
-                                                              i) != options_.tilings.end();
+        const bool wanted = options_.all_tilings ||
+                            std::find(options_.tilings.begin(), options_.tilings.end(), i) !=
+                                options_.tilings.end();
         if (wanted && gdn::cuda::DecodeTilingCovers(i, value_heads / key_heads, options_.tokens)) {
           tilings.push_back(i);
         }

@@ -9,7 +9,9 @@ namespace gdn::cuda {
 
 // How the kernels for 128x128 divide the work. splits 0: blocks that stream whole heads through
 // shared memory (fused_decode_stream.cuh). Otherwise a head is divided into `splits` blocks of
-// `warps` warps, each with `groups` times eight rows of the state (fused_decode_split.cuh).
+// `warps` warps, each with `groups` times eight rows of the state: one whole head a block
+// (fused_decode_whole.cuh; several tokens: fused_decode_split.cuh) or a part of one
+// (fused_decode_split.cuh).
 struct DecodeTiling {
   int warps;
   int groups;
@@ -17,16 +19,16 @@ struct DecodeTiling {
 };
 
 // The tilings that are compiled; all give the same bits.
-constexpr DecodeTiling kDecodeTilings[] = {
-    {8, 2, 0}, {8, 2, 1}, {4, 2, 2}, {4, 1, 4}, {4, 4, 1}};
+constexpr DecodeTiling kDecodeTilings[] = {{8, 2, 0}, {8, 2, 1}, {4, 2, 2}, {4, 1, 4}, {4, 4, 1}};
 constexpr int kNumDecodeTilings = 5;
 
 // Whether a tiling covers a ratio HV/H and a number of tokens, on a device that can run it: a
-// cluster of blocks works on a key head, eight at most; the streaming kernel takes one token.
+// cluster of blocks works on a key head, eight at most; the streaming blocks and the small ones
+// of whole heads take one token.
 constexpr bool DecodeTilingCovers(int tiling, int64_t ratio, int64_t tokens) {
-  const int splits = kDecodeTilings[tiling].splits;
-  if (splits == 0) return tokens == 1;
-  return splits * ratio <= 8 && (tokens == 1 || tiling != 4);
+  const DecodeTiling& t = kDecodeTilings[tiling];
+  if (t.splits == 0) return tokens == 1;
+  return t.splits * ratio <= 8 && (tokens == 1 || t.warps * t.splits != 4);
 }
 
 // Index into kDecodeTilings for the arguments on the current device, or -1 for the generic kernel.

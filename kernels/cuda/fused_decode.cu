@@ -37,6 +37,7 @@ bool CanRun(const gdn_fused_decode_args& a, int tiling, const Device& device) {
   const int capability = device.compute_capability;
   if (!DecodeTilingCovers(tiling, ratio, a.tokens)) return false;
   if (splits == 0) return capability >= 90 && capability < 120;
+  if (tiling == 4 && a.state_dtype == GDN_F32) return capability >= 90;  // Bulk copies.
   return splits * ratio == 1 || capability >= 90;
 }
 
@@ -82,6 +83,7 @@ DecodeParams Pack(const gdn_fused_decode_args& a, const Device& device) {
   p.scale = Scale(a);
   p.eps = a.eps;
   p.multiprocessors = device.multiprocessors;
+  p.bulk_copies = device.compute_capability >= 90;
   p.tokens = static_cast<int8_t>(a.tokens);
   p.early_start = a.early_start != 0;
   p.use_qk_l2norm = a.use_qk_l2norm != 0;
@@ -92,6 +94,41 @@ DecodeParams Pack(const gdn_fused_decode_args& a, const Device& device) {
   return p;
 }
 
+// Whole heads, except where measurements on an H200 say otherwise; docs/benchmarks-gpu.md. Dividing
+// a head saves latency that an early start hides anyway.
+int Choose(const gdn_fused_decode_args& a, const Device& device) {
+  constexpr int kStream = 0;
+  constexpr int kWhole = 1;
+  constexpr int kHalves = 2;
+  constexpr int kQuarters = 3;
+  constexpr int kWholeSmall = 4;
+  const int64_t heads = a.rows * a.value_heads;
+  const int64_t ratio = a.value_heads / a.key_heads;
+  const int64_t multiprocessors = device.multiprocessors;
+  const bool early = a.early_start != 0;
+  const bool wide = a.state_dtype == GDN_F32;
+  const auto can = [&](int tiling) { return CanRun(a, tiling, device); };
+
+  const int64_t few = a.tokens > 1 ? multiprocessors
+                      : early      ? multiprocessors / 8
+                      : wide       ? multiprocessors
+                                   : multiprocessors / 2;
+  if (heads <= few && can(kQuarters)) return kQuarters;
+  if (heads <= few && !early && ratio < 4 && can(kHalves)) return kHalves;
+  if (wide && can(kStream)) {
+    // Two of the streaming blocks run on a multiprocessor at once.
+    const int64_t blocks = a.key_heads * (ratio > 1 ? a.rows : (a.rows + 1) / 2);
+    const int64_t wave = 2 * multiprocessors;
+    if (blocks <= wave && 10 * blocks >= 9 * wave) return kStream;
+  }
+  // Smaller blocks of whole heads, once they fill the device.
+  const int64_t many = wide                  ? 6 * multiprocessors
+                       : early && ratio <= 2 ? 3 * multiprocessors
+                                             : 3 * multiprocessors / 2;
+  if (heads > many && (early || !wide) && can(kWholeSmall)) return kWholeSmall;
+  return can(kWhole) ? kWhole : -1;
+}
+
 }  // namespace
 
 gdn_status ChooseDecodeTiling(const gdn_fused_decode_args& args, int* tiling) {
@@ -99,25 +136,7 @@ gdn_status ChooseDecodeTiling(const gdn_fused_decode_args& args, int* tiling) {
   if (!HasWork(args) || !Suits128(args)) return GDN_OK;
   Device device;
   if (const gdn_status status = CurrentDevice(kOp, &device); status != GDN_OK) return status;
-  // Few heads: divide each for latency, or keep them whole, as long as all blocks run at once (four
-  // of the small ones on a multiprocessor, two of the others). Many: stream them.
-  constexpr int kStream = 0;
-  constexpr int kWhole = 1;
-  constexpr int kHalves = 2;
-  constexpr int kQuarters = 3;
-  const int64_t heads = args.rows * args.value_heads;
-  const int64_t multiprocessors = device.multiprocessors;
-  if (CanRun(args, kQuarters, device) && heads <= multiprocessors) {
-    *tiling = kQuarters;
-  } else if (CanRun(args, kHalves, device) && heads <= multiprocessors && args.early_start == 0) {
-    *tiling = kHalves;  // With an early start its larger clusters cost more than they gain.
-  } else if (CanRun(args, kWhole, device) && heads <= 2 * multiprocessors) {
-    *tiling = kWhole;
-  } else if (CanRun(args, kStream, device)) {
-    *tiling = kStream;
-  } else if (CanRun(args, kWhole, device)) {
-    *tiling = kWhole;
-  }
+  *tiling = Choose(args, device);
   return GDN_OK;
 }
 

@@ -183,8 +183,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   // The states.
   const X* conv_in = static_cast<const X*>(p.conv_state) + read * p.conv_slot_stride;
   X v_taps[kGroups][kTaps];
-  const int64_t tile_offset =
-      int64_t{head} * (kDim * kDim) + group0 * (kTileRows * kDim) +
+  const int64_t tile_offset = int64_t{head} * (kDim * kDim) + group0 * (kTileRows * kDim) +
                               Tile::FirstRow(lane) * kDim + Tile::Column(lane);
   Raw raw[kGroups][Tile::kAccesses];
   if (fresh != 0) {

@@ -1,23 +1,28 @@
 // The fused decode step for K = V = 128, W = 4 and one token at larger batches: bound by memory.
 //
-// A block works for one value head of one batch row. Its warps hold the head's whole state in
-// registers, eight rows and their multiples each: every load is issued before anything is computed,
-// and a barrier divides them from the stores, since the memory prefers long runs of either. The
-// blocks are many and small, so that the device hands them out evenly and the last ones end
-// together. What all warps need is prepared by few threads and shared: q, k and v pass the
-// convolution in pairs of channels, one thread computes the gates, and o leaves in pairs. Small
-// requests and instructions are as scarce as bytes here.
+// A block works for one value head of one batch row. All of the head's state is asked for before
+// anything is computed, into registers or, with kShared, by bulk copies into shared memory: that
+// suits FP32, whose tiles are twice as large, and needs sm_90. A barrier divides these loads from
+// the stores, since the memory prefers long runs of either. Blocks are many and small, so that the
+// device hands them out evenly and the last ones end together.
+//
+// What all warps need is prepared by few threads and shared: q, k and v pass the convolution in
+// pairs of channels, one thread computes the gates, and o leaves in pairs. Small requests and
+// instructions are as scarce as bytes here.
 //
 // The r = HV/H blocks of a key head form a cluster, for the columns of q and k in the convolution
-// state, as in fused_decode_split.cuh; so does the order of every sum, and with it every bit.
+// state, as in fused_decode_split.cuh. The order of every sum is that of the other kernels, and so
+// are the bits.
 #ifndef KERNELS_CUDA_FUSED_DECODE_WHOLE_CUH_
 #define KERNELS_CUDA_FUSED_DECODE_WHOLE_CUH_
 
 #include <algorithm>
 
 #include "kernels/cuda/async_copy.cuh"
+#include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/decode_step.cuh"
+#include "kernels/cuda/launch.h"
 
 namespace gdn::cuda::decode128 {
 
@@ -54,13 +59,15 @@ struct ChannelPair {
   }
 };
 
-template <typename X, typename S, int kWarps, int kGroups, int kMinBlocks>
+template <typename X, typename S, int kWarps, int kGroups, int kMinBlocks, bool kShared>
 __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     WholeKernel(const __grid_constant__ DecodeParams p) {
   using Tile = SplitTile<S>;
   using Raw = typename Piece<S>::Raw;
   using PairRaw = typename Pair<X>::Raw;
   static_assert(kWarps * kGroups == kPartials);
+  constexpr int kGroupBytes = kTileRows * kDim * sizeof(S);
+  constexpr int kGroupPieces = Tile::kAccesses * 32;  // Of 16 bytes.
   constexpr int kVec = Piece<S>::kVec;
   constexpr int kThreads = 32 * kWarps;
   // Pairs of q|k: threads [0, 128). Of v and of the output: the threads after those, or, where
@@ -74,8 +81,18 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   __shared__ alignas(16) float outputs[kDim];
   __shared__ alignas(16) float squares[kPartials];
   __shared__ float2 gates;
+  __shared__ ArrivalBarrier arrived[kShared ? kPartials : 1];
+  extern __shared__ __align__(128) char tile[];
 
   asm volatile("" ::"l"(p.read_index), "l"(p.conv_weight), "l"(p.norm_weight), "f"(p.eps));
+  if constexpr (kShared) {
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) arrived[threadIdx.x / 32 * kGroups + g].Init();
+      ArrivalBarrier::FenceInit();
+    }
+    __syncwarp();
+  }
   const int64_t row = blockIdx.y + blockIdx.z * kMaxGridY;
   if (row >= p.rows) return;
   const int64_t read = p.read_index[row];
@@ -100,8 +117,8 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
     const bool is_key = tid >= kDim / 2;
-    const int in_part = is_v_pair(i) ? head * kDim + 2 * (tid - kFirstV)
-                                     : key_head * kDim + 2 * (tid % (kDim / 2));
+    const int in_part =
+        is_v_pair(i) ? head * kDim + 2 * (tid - kFirstV) : key_head * kDim + 2 * (tid % (kDim / 2));
     pairs[i].channel = in_part + (is_v_pair(i) ? 2 * keys : is_key ? keys : 0);
     pairs[i].column = in_part + (is_v_pair(i) ? p.v_offset : is_key ? p.k_offset : p.q_offset);
   }
@@ -132,31 +149,53 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     return;
   }
 
-  const int64_t tile_offset =
-      int64_t{head} * (kDim * kDim) + warp * kGroups * (kTileRows * kDim) +
-                              Tile::FirstRow(lane) * kDim + Tile::Column(lane);
-  Raw raw[kGroups][Tile::kAccesses];
+  // The warp's rows, and this lane's part of them.
+  const int64_t warp_offset = int64_t{head} * (kDim * kDim) + warp * kGroups * (kTileRows * kDim);
+  const int64_t lane_offset = warp_offset + Tile::FirstRow(lane) * kDim + Tile::Column(lane);
+  Raw raw[kShared ? 1 : kGroups][Tile::kAccesses];
+  char* const own_tile = tile + warp * kGroups * kGroupBytes;
   if (fresh != 0) {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) pairs[i].ZeroTaps();
+    if constexpr (kShared) {
+      for (int i = lane; i < kGroups * kGroupPieces; i += 32) {
+        reinterpret_cast<Raw*>(own_tile)[i] = Piece<S>::Zero();
+      }
+      __syncwarp();
+      if (lane < kGroups) arrived[warp * kGroups + lane].Arrive();
+    } else {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
+      for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
-      for (int i = 0; i < Tile::kAccesses; ++i) raw[g][i] = Piece<S>::Zero();
+        for (int i = 0; i < Tile::kAccesses; ++i) raw[g][i] = Piece<S>::Zero();
+      }
     }
   } else {
+    const S* const state = static_cast<const S*>(p.state) + read * p.state_slot_stride;
+    if constexpr (kShared) {
+      if (lane == 0) {
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+          ArrivalBarrier& barrier = arrived[warp * kGroups + g];
+          barrier.ArriveExpecting(kGroupBytes);
+          BulkLoad(own_tile + g * kGroupBytes, state + warp_offset + g * (kTileRows * kDim),
+                   kGroupBytes, &barrier);
+        }
+      }
+    }
     const X* conv = static_cast<const X*>(p.conv_state) + read * p.conv_slot_stride;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       if (has_pair(i)) pairs[i].LoadTaps(conv, p.channels);
     }
-    const S* state = static_cast<const S*>(p.state) + read * p.state_slot_stride + tile_offset;
+    if constexpr (!kShared) {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
+      for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
-      for (int i = 0; i < Tile::kAccesses; ++i) {
-        raw[g][i] = *(
-            reinterpret_cast<const Raw*>(state + (g * kTileRows + i * Tile::kAccessRows) * kDim));
+        for (int i = 0; i < Tile::kAccesses; ++i) {
+          raw[g][i] = *reinterpret_cast<const Raw*>(state + lane_offset +
+                                                    (g * kTileRows + i * Tile::kAccessRows) * kDim);
+        }
       }
     }
   }
@@ -228,15 +267,21 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
         MakeFactors(p, Tile::SumColumns(qq), Tile::SumColumns(kk), Tile::SumColumns(kq));
     const float decay = gates.x;
     const float beta = gates.y;
-    S* const state = static_cast<S*>(p.state) + write * p.state_slot_stride + tile_offset;
+    S* const state = static_cast<S*>(p.state) + write * p.state_slot_stride + lane_offset;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
+      if constexpr (kShared) arrived[warp * kGroups + g].Wait(0);
       float held[Tile::kAccesses][kVec];
       float with_k[Tile::kAccesses];
       float with_q[Tile::kAccesses];
 #pragma unroll
       for (int i = 0; i < Tile::kAccesses; ++i) {
-        Piece<S>::Unpack(raw[g][i], held[i]);
+        if constexpr (kShared) {
+          const int piece = g * kGroupPieces + i * 32 + lane;
+          Piece<S>::Unpack(reinterpret_cast<const Raw*>(own_tile)[piece], held[i]);
+        } else {
+          Piece<S>::Unpack(raw[g][i], held[i]);
+        }
         with_k[i] = 0.0f;
         with_q[i] = 0.0f;
 #pragma unroll
@@ -289,15 +334,14 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   }
 }
 
-template <typename X, typename S, int kWarps, int kGroups, int kMinBlocks>
+template <typename X, typename S, int kWarps, int kGroups, int kMinBlocks, bool kShared>
 cudaError_t LaunchWhole(DecodeParams params, cudaStream_t stream) {
   const uint32_t heads = params.key_heads * params.ratio;
   params.first_rows = (params.multiprocessors * kMinBlocks + heads - 1) / heads;
   const int64_t rows = params.rows;
   cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(heads,
-                        static_cast<unsigned>(std::min(rows, kMaxGridY)),
+  config.gridDim = dim3(heads, static_cast<unsigned>(std::min(rows, kMaxGridY)),
                         static_cast<unsigned>((rows + kMaxGridY - 1) / kMaxGridY));
   config.blockDim = dim3(32 * kWarps);
   config.stream = stream;
@@ -312,7 +356,13 @@ cudaError_t LaunchWhole(DecodeParams params, cudaStream_t stream) {
     attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
     ++config.numAttrs;
   }
-  return cudaLaunchKernelEx(&config, WholeKernel<X, S, kWarps, kGroups, kMinBlocks>, params);
+  constexpr auto kKernel = WholeKernel<X, S, kWarps, kGroups, kMinBlocks, kShared>;
+  if constexpr (kShared) {
+    config.dynamicSmemBytes = kDim * kDim * sizeof(S);
+    const cudaError_t error = AllowSharedMemory<kKernel>(config.dynamicSmemBytes);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaLaunchKernelEx(&config, kKernel, params);
 }
 
 }  // namespace gdn::cuda::decode128

@@ -2,10 +2,10 @@
 // summation for both.
 //
 // From global memory (SplitTile): an access of the warp covers 512 neighbouring bytes, which the
-// memory system likes best; a lane holds 16 bytes of each of its accesses, and sums over a row go
-// through all lanes that share it; access i covers kAccessRows rows, and a lane that of FirstRow(lane) +
-// i kAccessRows. From shared memory (StreamTile): eight lanes share a row, a lane
-// has sixteen columns of two rows, and sums are short.
+// memory system likes best; a lane holds 16 bytes of each of its accesses, access i in row
+// FirstRow(lane) + i kAccessRows, and sums over a row go through all lanes that share it. From
+// shared memory (StreamTile): eight lanes share a row, a lane has sixteen columns of two rows, and
+// sums are short.
 //
 // Order of a sum over a row's columns: within 16 bytes of FP32 or BF16 state in sequence; then
 // those whose columns differ by 32 (FP32: by 32, then by 64; BF16: by 64), then pairs of neighbours
