@@ -18,17 +18,19 @@ struct DecodeTiling {
   int splits;
 };
 
-// The tilings that are compiled; all give the same bits.
-constexpr DecodeTiling kDecodeTilings[] = {{8, 2, 0}, {8, 2, 1}, {4, 2, 2}, {4, 1, 4}, {4, 4, 1}};
-constexpr int kNumDecodeTilings = 5;
+// The tilings that are compiled; all give the same bits. The last two are for whole heads of one
+// token; where blocks of 4x4 and 8x2 differ in what goes through registers and what through shared
+// memory, see fused_decode_128.cuh.
+constexpr DecodeTiling kDecodeTilings[] = {{8, 2, 0}, {8, 2, 1}, {4, 2, 2},
+                                           {4, 1, 4}, {4, 4, 1}, {8, 2, 1}};
+constexpr int kNumDecodeTilings = 6;
 
 // Whether a tiling covers a ratio HV/H and a number of tokens, on a device that can run it: a
-// cluster of blocks works on a key head, eight at most; the streaming blocks and the small ones
-// of whole heads take one token.
+// cluster of blocks works on a key head, eight at most.
 constexpr bool DecodeTilingCovers(int tiling, int64_t ratio, int64_t tokens) {
-  const DecodeTiling& t = kDecodeTilings[tiling];
-  if (t.splits == 0) return tokens == 1;
-  return t.splits * ratio <= 8 && (tokens == 1 || t.warps * t.splits != 4);
+  const int splits = kDecodeTilings[tiling].splits;
+  const bool one_token = splits == 0 || tiling >= 4;
+  return splits * ratio <= 8 && (tokens == 1 || !one_token);
 }
 
 // Index into kDecodeTilings for the arguments on the current device, or -1 for the generic kernel.

@@ -30,15 +30,23 @@ bool Suits128(const gdn_fused_decode_args& a) {
          a.a_offset <= kMaxOffset;
 }
 
-// Clusters need sm_90; the streaming kernel also its shared memory, which sm_120 has not.
+// The tilings, as indices into kDecodeTilings.
+constexpr int kStream = 0;
+constexpr int kWhole = 1;
+constexpr int kHalves = 2;
+constexpr int kQuarters = 3;
+constexpr int kWholeSmall = 4;
+constexpr int kWholeBulk = 5;
+
+// Clusters and bulk copies need sm_90; the streaming kernel also its shared memory, which sm_120
+// has not.
 bool CanRun(const gdn_fused_decode_args& a, int tiling, const Device& device) {
   const int64_t ratio = a.value_heads / a.key_heads;
-  const int splits = kDecodeTilings[tiling].splits;
   const int capability = device.compute_capability;
   if (!DecodeTilingCovers(tiling, ratio, a.tokens)) return false;
-  if (splits == 0) return capability >= 90 && capability < 120;
-  if (tiling == 4 && a.state_dtype == GDN_F32) return capability >= 90;  // Bulk copies.
-  return splits * ratio == 1 || capability >= 90;
+  if (tiling == kStream) return capability >= 90 && capability < 120;
+  const bool bulk = tiling == kWholeBulk || (tiling == kWholeSmall && a.state_dtype == GDN_F32);
+  return capability >= 90 || (kDecodeTilings[tiling].splits * ratio == 1 && !bulk);
 }
 
 bool HasWork(const gdn_fused_decode_args& a) { return a.rows > 0; }
@@ -83,8 +91,6 @@ DecodeParams Pack(const gdn_fused_decode_args& a, const Device& device) {
   p.scale = Scale(a);
   p.eps = a.eps;
   p.multiprocessors = device.multiprocessors;
-  p.bulk_copies = device.compute_capability >= 90;
-  p.tokens = static_cast<int8_t>(a.tokens);
   p.early_start = a.early_start != 0;
   p.use_qk_l2norm = a.use_qk_l2norm != 0;
   p.zero_centered = a.zero_centered != 0;
@@ -97,11 +103,6 @@ DecodeParams Pack(const gdn_fused_decode_args& a, const Device& device) {
 // Whole heads, except where measurements on an H200 say otherwise; docs/benchmarks-gpu.md. Dividing
 // a head saves latency that an early start hides anyway.
 int Choose(const gdn_fused_decode_args& a, const Device& device) {
-  constexpr int kStream = 0;
-  constexpr int kWhole = 1;
-  constexpr int kHalves = 2;
-  constexpr int kQuarters = 3;
-  constexpr int kWholeSmall = 4;
   const int64_t heads = a.rows * a.value_heads;
   const int64_t ratio = a.value_heads / a.key_heads;
   const int64_t multiprocessors = device.multiprocessors;
@@ -121,11 +122,15 @@ int Choose(const gdn_fused_decode_args& a, const Device& device) {
     const int64_t wave = 2 * multiprocessors;
     if (blocks <= wave && 10 * blocks >= 9 * wave) return kStream;
   }
-  // Smaller blocks of whole heads, once they fill the device.
-  const int64_t many = wide                  ? 6 * multiprocessors
-                       : early && ratio <= 2 ? 3 * multiprocessors
-                                             : 3 * multiprocessors / 2;
-  if (heads > many && (early || !wide) && can(kWholeSmall)) return kWholeSmall;
+  if (wide) {
+    if (early && heads > 6 * multiprocessors && can(kWholeSmall)) return kWholeSmall;
+    if (5 * heads > 2 * multiprocessors && can(kWholeBulk)) return kWholeBulk;
+  } else {
+    // Five of the blocks run on a multiprocessor at once, or four with registers alone.
+    if (heads > 4 * multiprocessors && can(kWholeBulk)) return kWholeBulk;
+    const int64_t many = early && ratio <= 2 ? 6 : 3;
+    if (2 * heads > many * multiprocessors && can(kWholeSmall)) return kWholeSmall;
+  }
   return can(kWhole) ? kWhole : -1;
 }
 

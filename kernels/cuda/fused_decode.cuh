@@ -55,7 +55,6 @@ struct DecodeParams {
   float eps;
   uint32_t first_rows;  // Whole heads: the rows of the blocks that run first, all at once.
   int32_t multiprocessors;
-  int8_t bulk_copies;  // The device has them.
   int8_t tokens;
   int8_t early_start;
   int8_t use_qk_l2norm;

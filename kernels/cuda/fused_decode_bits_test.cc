@@ -12,7 +12,7 @@ namespace {
 using FusedDecodeBits = CudaTest;
 
 TEST_F(FusedDecodeBits, AThousandRepeats) {
-  for (int tiling : {kGenericTiling, 0, 1, 3, 4}) {
+  for (int tiling : {kGenericTiling, 0, 1, 3, 4, 5}) {
     for (int64_t tokens : {1, 3}) {
       if (tiling >= 0 && !cuda::DecodeTilingCovers(tiling, 2, tokens)) continue;
       SCOPED_TRACE(tiling);

@@ -503,7 +503,7 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks)
 template <typename X, typename S>
 cudaError_t LaunchStream(const DecodeParams& params, cudaStream_t stream) {
   constexpr auto kKernel = StreamKernel<X, S>;
-  const cudaError_t error = AllowSharedMemory<kKernel>(sizeof(StreamShared<S>));
+  const cudaError_t error = AllowSharedMemory<kKernel>(sizeof(StreamShared<S>), true);
   if (error != cudaSuccess) return error;
   // Two tiles or more per block, so that one is on its way while one is worked on; no more than
   // that, since blocks get unequal shares of the bandwidth and the device hands out small ones more

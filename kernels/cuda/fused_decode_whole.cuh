@@ -1,10 +1,11 @@
 // The fused decode step for K = V = 128, W = 4 and one token at larger batches: bound by memory.
 //
 // A block works for one value head of one batch row. All of the head's state is asked for before
-// anything is computed, into registers or, with kShared, by bulk copies into shared memory: that
-// suits FP32, whose tiles are twice as large, and needs sm_90. A barrier divides these loads from
-// the stores, since the memory prefers long runs of either. Blocks are many and small, so that the
-// device hands them out evenly and the last ones end together.
+// anything is computed: the last kSharedGroups of each warp's groups of eight rows by bulk copies
+// into shared memory, which needs sm_90, the others into registers. Between them they hold more
+// blocks than either could. A barrier divides these loads from the stores, since the memory prefers
+// long runs of either. Blocks are many and small, so that the device hands them out evenly and the
+// last ones end together.
 //
 // What all warps need is prepared by few threads and shared: q, k and v pass the convolution in
 // pairs of channels, one thread computes the gates, and o leaves in pairs. Small requests and
@@ -59,13 +60,15 @@ struct ChannelPair {
   }
 };
 
-template <typename X, typename S, int kWarps, int kGroups, int kMinBlocks, bool kShared>
+template <typename X, typename S, int kWarps, int kGroups, int kMinBlocks, int kSharedGroups>
 __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     WholeKernel(const __grid_constant__ DecodeParams p) {
   using Tile = SplitTile<S>;
   using Raw = typename Piece<S>::Raw;
   using PairRaw = typename Pair<X>::Raw;
   static_assert(kWarps * kGroups == kPartials);
+  constexpr bool kShared = kSharedGroups > 0;
+  constexpr int kRegGroups = kGroups - kSharedGroups;
   constexpr int kGroupBytes = kTileRows * kDim * sizeof(S);
   constexpr int kGroupPieces = Tile::kAccesses * 32;  // Of 16 bytes.
   constexpr int kVec = Piece<S>::kVec;
@@ -81,14 +84,16 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   __shared__ alignas(16) float outputs[kDim];
   __shared__ alignas(16) float squares[kPartials];
   __shared__ float2 gates;
-  __shared__ ArrivalBarrier arrived[kShared ? kPartials : 1];
+  __shared__ ArrivalBarrier arrived[kShared ? kWarps * kSharedGroups : 1];
   extern __shared__ __align__(128) char tile[];
 
   asm volatile("" ::"l"(p.read_index), "l"(p.conv_weight), "l"(p.norm_weight), "f"(p.eps));
   if constexpr (kShared) {
     if (threadIdx.x % 32 == 0) {
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) arrived[threadIdx.x / 32 * kGroups + g].Init();
+      for (int g = 0; g < kSharedGroups; ++g) {
+        arrived[threadIdx.x / 32 * kSharedGroups + g].Init();
+      }
       ArrivalBarrier::FenceInit();
     }
     __syncwarp();
@@ -152,34 +157,34 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   // The warp's rows, and this lane's part of them.
   const int64_t warp_offset = int64_t{head} * (kDim * kDim) + warp * kGroups * (kTileRows * kDim);
   const int64_t lane_offset = warp_offset + Tile::FirstRow(lane) * kDim + Tile::Column(lane);
-  Raw raw[kShared ? 1 : kGroups][Tile::kAccesses];
-  char* const own_tile = tile + warp * kGroups * kGroupBytes;
+  Raw raw[kRegGroups > 0 ? kRegGroups : 1][Tile::kAccesses];
+  char* const own_tile = tile + warp * kSharedGroups * kGroupBytes;
   if (fresh != 0) {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) pairs[i].ZeroTaps();
     if constexpr (kShared) {
-      for (int i = lane; i < kGroups * kGroupPieces; i += 32) {
+      for (int i = lane; i < kSharedGroups * kGroupPieces; i += 32) {
         reinterpret_cast<Raw*>(own_tile)[i] = Piece<S>::Zero();
       }
       __syncwarp();
-      if (lane < kGroups) arrived[warp * kGroups + lane].Arrive();
-    } else {
+      if (lane < kSharedGroups) arrived[warp * kSharedGroups + lane].Arrive();
+    }
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
+    for (int g = 0; g < kRegGroups; ++g) {
 #pragma unroll
-        for (int i = 0; i < Tile::kAccesses; ++i) raw[g][i] = Piece<S>::Zero();
-      }
+      for (int i = 0; i < Tile::kAccesses; ++i) raw[g][i] = Piece<S>::Zero();
     }
   } else {
     const S* const state = static_cast<const S*>(p.state) + read * p.state_slot_stride;
     if constexpr (kShared) {
       if (lane == 0) {
 #pragma unroll
-        for (int g = 0; g < kGroups; ++g) {
-          ArrivalBarrier& barrier = arrived[warp * kGroups + g];
+        for (int g = 0; g < kSharedGroups; ++g) {
+          ArrivalBarrier& barrier = arrived[warp * kSharedGroups + g];
           barrier.ArriveExpecting(kGroupBytes);
-          BulkLoad(own_tile + g * kGroupBytes, state + warp_offset + g * (kTileRows * kDim),
-                   kGroupBytes, &barrier);
+          BulkLoad(own_tile + g * kGroupBytes,
+                   state + warp_offset + (kRegGroups + g) * (kTileRows * kDim), kGroupBytes,
+                   &barrier);
         }
       }
     }
@@ -188,14 +193,12 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     for (int i = 0; i < kPairs; ++i) {
       if (has_pair(i)) pairs[i].LoadTaps(conv, p.channels);
     }
-    if constexpr (!kShared) {
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
+    for (int g = 0; g < kRegGroups; ++g) {
 #pragma unroll
-        for (int i = 0; i < Tile::kAccesses; ++i) {
-          raw[g][i] = *reinterpret_cast<const Raw*>(state + lane_offset +
-                                                    (g * kTileRows + i * Tile::kAccessRows) * kDim);
-        }
+      for (int i = 0; i < Tile::kAccesses; ++i) {
+        raw[g][i] = *reinterpret_cast<const Raw*>(state + lane_offset +
+                                                  (g * kTileRows + i * Tile::kAccessRows) * kDim);
       }
     }
   }
@@ -270,14 +273,15 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     S* const state = static_cast<S*>(p.state) + write * p.state_slot_stride + lane_offset;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      if constexpr (kShared) arrived[warp * kGroups + g].Wait(0);
+      const int shared_group = g - kRegGroups;
+      if (shared_group >= 0) arrived[warp * kSharedGroups + shared_group].Wait(0);
       float held[Tile::kAccesses][kVec];
       float with_k[Tile::kAccesses];
       float with_q[Tile::kAccesses];
 #pragma unroll
       for (int i = 0; i < Tile::kAccesses; ++i) {
-        if constexpr (kShared) {
-          const int piece = g * kGroupPieces + i * 32 + lane;
+        if (shared_group >= 0) {
+          const int piece = shared_group * kGroupPieces + i * 32 + lane;
           Piece<S>::Unpack(reinterpret_cast<const Raw*>(own_tile)[piece], held[i]);
         } else {
           Piece<S>::Unpack(raw[g][i], held[i]);
@@ -334,7 +338,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   }
 }
 
-template <typename X, typename S, int kWarps, int kGroups, int kMinBlocks, bool kShared>
+template <typename X, typename S, int kWarps, int kGroups, int kMinBlocks, int kSharedGroups>
 cudaError_t LaunchWhole(DecodeParams params, cudaStream_t stream) {
   const uint32_t heads = params.key_heads * params.ratio;
   params.first_rows = (params.multiprocessors * kMinBlocks + heads - 1) / heads;
@@ -356,10 +360,11 @@ cudaError_t LaunchWhole(DecodeParams params, cudaStream_t stream) {
     attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
     ++config.numAttrs;
   }
-  constexpr auto kKernel = WholeKernel<X, S, kWarps, kGroups, kMinBlocks, kShared>;
-  if constexpr (kShared) {
-    config.dynamicSmemBytes = kDim * kDim * sizeof(S);
-    const cudaError_t error = AllowSharedMemory<kKernel>(config.dynamicSmemBytes);
+  constexpr auto kKernel = WholeKernel<X, S, kWarps, kGroups, kMinBlocks, kSharedGroups>;
+  if constexpr (kSharedGroups > 0) {
+    config.dynamicSmemBytes = kWarps * kSharedGroups * kTileRows * kDim * sizeof(S);
+    const cudaError_t error =
+        AllowSharedMemory<kKernel>(config.dynamicSmemBytes, kSharedGroups == kGroups);
     if (error != cudaSuccess) return error;
   }
   return cudaLaunchKernelEx(&config, kKernel, params);

@@ -33,10 +33,11 @@ struct Device {
 };
 gdn_status CurrentDevice(const char* op, Device* device);
 
-// Lets a kernel have this much dynamic shared memory on the current device, and the multiprocessors
-// be divided accordingly. Asked of the runtime on the first use of a device.
+// Lets a kernel have this much dynamic shared memory on the current device, and, with `no_l1`, have
+// the multiprocessors give it all they can at the cost of their L1. Asked of the runtime on the
+// first use of a device.
 template <auto kKernel>
-cudaError_t AllowSharedMemory(size_t bytes) {
+cudaError_t AllowSharedMemory(size_t bytes, bool no_l1) {
   static std::atomic<uint64_t> prepared{0};  // One bit per device.
   int device = 0;
   if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
@@ -45,7 +46,7 @@ cudaError_t AllowSharedMemory(size_t bytes) {
   const auto kernel = reinterpret_cast<const void*>(kKernel);
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                            static_cast<int>(bytes));
-  if (error == cudaSuccess) {
+  if (error == cudaSuccess && no_l1) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                  cudaSharedmemCarveoutMaxShared);
   }
