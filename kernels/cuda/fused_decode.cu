@@ -91,6 +91,7 @@ DecodeParams Pack(const gdn_fused_decode_args& a, const Device& device) {
   p.scale = Scale(a);
   p.eps = a.eps;
   p.multiprocessors = device.multiprocessors;
+  p.tokens = static_cast<int8_t>(a.tokens);
   p.early_start = a.early_start != 0;
   p.use_qk_l2norm = a.use_qk_l2norm != 0;
   p.zero_centered = a.zero_centered != 0;
