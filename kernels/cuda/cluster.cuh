@@ -37,12 +37,6 @@ __device__ inline void ClusterArrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
-// The same, and what the thread wrote before is visible to the others after their wait.
-__device__ inline void ClusterArriveRelease() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
 __device__ inline void ClusterWait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -68,22 +62,25 @@ __device__ inline void SendFloat(float* local, uint32_t rank, float value,
 #endif
 }
 
-// Where `local` lies in a block of the cluster.
-__device__ inline uint32_t RemoteAddress(const float* local, uint32_t rank) {
-  uint32_t there = 0;
+// By one thread: sends bytes to the place that `local` has in a block of the cluster; they count
+// towards that block's copy of `barrier`. As for BulkStore the writers of `from` fence first.
+__device__ inline void SendBulk(void* local, const void* from, uint32_t bytes, uint32_t rank,
+                                ArrivalBarrier* barrier) {
 #if __CUDA_ARCH__ >= 900
+  uint32_t there;
+  uint32_t barrier_there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;"
       : "=r"(there)
       : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(local))), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(barrier_there)
+      : "r"(barrier->Address()), "r"(rank));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(there),
+      "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from))), "r"(bytes), "r"(barrier_there)
+      : "memory");
 #endif
-  return there;
-}
-__device__ inline float LoadRemote(uint32_t address) {
-  float value = 0.0f;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-#endif
-  return value;
 }
 
 // Arrives at a block's copy of `barrier`. Relaxed: a release would wait for all memory of the

@@ -29,6 +29,10 @@ int WeightRows(const LinearWideArgs& args) {
   return static_cast<int>(args.silu ? 2 * args.outputs : args.outputs);
 }
 
+int SumsBytes(const LinearWideTiling& tiling) {
+  return tiling.splits * kWideColumns * (tiling.rows / tiling.splits + 2) * 4;
+}
+
 }  // namespace
 
 template <typename W, int kRows, bool kGate, int kSplits>
@@ -139,8 +143,9 @@ LinearWideTiling ChooseLinearWide(const LinearWideArgs& args, int multiprocessor
   // The ring of n holds what hides its way from the L2; the weight, which comes from further away,
   // gets the rest, and what it does not need goes back to n.
   const int stages = CeilDiv(CeilDiv(args.k, kWideStage), tiling.splits);
+  const int sums = tiling.splits > 1 ? SumsBytes(tiling) : 0;
   const int n_bytes = tiling.rows * kWideStageBytes;
-  const int space = kWideSharedBytes - kWideAlignment;
+  const int space = kWideSharedBytes - kWideAlignment - sums;
   tiling.n_slots = std::min(stages, tiling.rows == 128 ? 3 : 6);
   tiling.w_slots =
       std::min({stages, kMaxWideSlots, (space - tiling.n_slots * n_bytes) / kWideWeightBytes});
@@ -171,6 +176,10 @@ cudaError_t LaunchLinearWide(gdn_dtype weight_dtype, const LinearWideArgs& args,
   params.stages_per_split = CeilDiv(params.stages, tiling.splits);
   params.n_slots = tiling.n_slots;
   params.w_slots = tiling.w_slots;
+  // Behind the slots, and behind what is sent, which lies where the slots were.
+  params.sums_offset =
+      std::max(tiling.w_slots * kWideWeightBytes + tiling.n_slots * tiling.rows * kWideStageBytes,
+               SumsBytes(tiling));
   params.y_is_f32 = args.y_is_f32;
   params.accumulate = args.accumulate;
   params.y_vectors =

@@ -33,6 +33,7 @@ struct LinearWideParams {
   int32_t stages_per_split;  // Of each block of a cluster.
   int32_t n_slots;
   int32_t w_slots;
+  int32_t sums_offset;  // Bytes: where the partial sums of the cluster meet.
   bool y_is_f32;
   bool accumulate;
   bool y_vectors;  // Rows of y begin at multiples of 16 bytes.
@@ -56,6 +57,7 @@ struct WideBarriers {
   ArrivalBarrier w_empty[kMaxWideSlots];
   ArrivalBarrier n_full[kMaxWideSlots];
   ArrivalBarrier n_empty[kMaxWideSlots];
+  ArrivalBarrier sums;
 };
 
 // Where a block stands in its cluster, whose ranks count along x, then y, then z.
@@ -213,12 +215,15 @@ struct SumsLayout {
   static constexpr int kFloats = kColumns * kPitch;  // Of one owner.
 };
 
-// Puts a block's sums where the owners of their rows read them.
+// Each block of a cluster sends its partial sums to their owners, of which each has kOwnRows rows
+// of n. They wait in `staged` until they are gone, and arrive at `sums`, block after block.
 template <int kRows, bool kGate, int kSplits>
-__device__ inline void StageSums(float* staged, const float (&d)[kRows / 2]) {
+__device__ inline void SendSums(const WidePlace& place, float* staged, float* sums,
+                                ArrivalBarrier* arrived, const float (&d)[kRows / 2]) {
   using Layout = SumsLayout<kRows, kGate, kSplits>;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int tid = static_cast<int>(threadIdx.x);
+  const int lane = tid % 32;
+  const int warp = tid / 32;
 #pragma unroll
   for (int j = 0; j < kRows / 8; ++j) {
     const int row = 8 * j + 2 * (lane % 4);
@@ -233,29 +238,33 @@ __device__ inline void StageSums(float* staged, const float (&d)[kRows / 2]) {
       store(16 * warp + 8 + lane / 4, d[4 * j + 2], d[4 * j + 3]);
     }
   }
-}
-
-// Between the blocks' staging of their sums and the owners' reading; by all threads of a cluster.
-template <int kSplits>
-__device__ inline void MeetForSums() {
+  if constexpr (kSplits > 1) FenceForBulk();
+  SyncWideConsumers();
   if constexpr (kSplits > 1) {
-    ClusterArriveRelease();
-    ClusterWait();
-  } else {
-    SyncWideConsumers();
+    constexpr int kApart = kWideConsumers / kSplits;  // Not all by one warp.
+    if (tid % kApart == 0) {
+      const int owner = tid / kApart;
+      SendBulk(sums + static_cast<int>(place.z) * Layout::kFloats, staged + owner * Layout::kFloats,
+               Layout::kFloats * 4, place.Rank(place.x, place.y, static_cast<uint32_t>(owner)),
+               arrived);
+    }
+    arrived->Wait(0);
   }
 }
 
 // Any y: the sums of the cluster's blocks, added in the blocks' order.
 template <typename W, int kRows, bool kGate, int kSplits>
 __device__ inline void StoreSums(const LinearWideParams& p, const WidePlace& place,
-                                 unsigned char* shared, const float (&d)[kRows / 2]) {
+                                 unsigned char* shared, ArrivalBarrier* arrived,
+                                 const float (&d)[kRows / 2]) {
   using Layout = SumsLayout<kRows, kGate, kSplits>;
   constexpr int kStep = kWideConsumers / Layout::kColumns;  // Rows at once.
   constexpr int kRowsEach = Layout::kOwnRows / kStep;       // Of a thread.
   constexpr int kBatch = kRowsEach < 8 ? kRowsEach : 8;     // Rows a thread has in flight.
   const int tid = static_cast<int>(threadIdx.x);
   float* const staged = reinterpret_cast<float*>(shared);
+  float* const sums = kSplits == 1 ? staged : reinterpret_cast<float*>(shared + p.sums_offset);
+
   const int column = tid % Layout::kColumns;
   const int at_column = static_cast<int>(blockIdx.x) * Layout::kColumns + column;
   const int first_row = tid / Layout::kColumns;
@@ -273,17 +282,8 @@ __device__ inline void StoreSums(const LinearWideParams& p, const WidePlace& pla
     }
   };
   load_old(first_row);
-  StageSums<kRows, kGate, kSplits>(staged, d);
-  MeetForSums<kSplits>();
-  const float* const mine =
-      staged + static_cast<int>(place.z) * Layout::kFloats + column * Layout::kPitch;
-  uint32_t remote[kSplits];
-#pragma unroll
-  for (int s = 0; s < kSplits; ++s) {
-    if constexpr (kSplits > 1) {
-      remote[s] = RemoteAddress(mine, place.Rank(place.x, place.y, static_cast<uint32_t>(s)));
-    }
-  }
+  SendSums<kRows, kGate, kSplits>(place, staged, sums, arrived, d);
+  const float* const mine = sums + column * Layout::kPitch;
 #pragma unroll 1
   for (int batch = 0; batch < kRowsEach / kBatch; ++batch) {
     const int first = first_row + batch * kBatch * kStep;
@@ -291,14 +291,10 @@ __device__ inline void StoreSums(const LinearWideParams& p, const WidePlace& pla
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int row = first + i * kStep;
-      if constexpr (kSplits == 1) {
-        old[i] += mine[row];
-      } else {
-        float sum = 0.0f;
+      float sum = 0.0f;
 #pragma unroll
-        for (int s = 0; s < kSplits; ++s) sum += LoadRemote(remote[s] + row * 4);
-        old[i] += sum;
-      }
+      for (int s = 0; s < kSplits; ++s) sum += mine[s * Layout::kFloats + row];
+      old[i] += sum;
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -339,7 +335,13 @@ __global__ void __launch_bounds__(kWideThreads, 2)
       barriers.w_empty[i].Init(kConsumerWarps * place.size_y);
       barriers.n_empty[i].Init(kConsumerWarps * place.size_x);
     }
+    barriers.sums.Init();
     ArrivalBarrier::FenceInit();
+    if constexpr (kSplits > 1) {
+      // What the owners of rows get: a block's sums from each block, itself included.
+      constexpr int kFloats = SumsLayout<kRows, kGate, kSplits>::kFloats;
+      barriers.sums.ArriveExpecting(kSplits * kFloats * 4);
+    }
   }
   __syncthreads();
   ClusterArrive();
@@ -351,8 +353,6 @@ __global__ void __launch_bounds__(kWideThreads, 2)
     __syncwarp();
     if (place.size_y == 1) ClusterWait();
     if (lane == 0) feed.LoadOthers();
-    __syncwarp();
-    if constexpr (kSplits > 1) MeetForSums<kSplits>();
   } else if (warp == kFetchesN) {
     if (lane == 0) PrefetchTensorMap(p.n);
     ClusterWait();
@@ -361,8 +361,6 @@ __global__ void __launch_bounds__(kWideThreads, 2)
       AllowNextKernel();
       FeedN<kRows>(p, place, n_slots, barriers, first_stage, count);
     }
-    __syncwarp();
-    if constexpr (kSplits > 1) MeetForSums<kSplits>();
   } else {
     ClusterWait();
     float d[kRows / 2] = {};
@@ -404,7 +402,7 @@ __global__ void __launch_bounds__(kWideThreads, 2)
     if (kSplits == 1 && !p.y_is_f32) {
       StoreNarrow<W, kRows, kGate>(p, shared, d);
     } else {
-      StoreSums<W, kRows, kGate, kSplits>(p, place, shared, d);
+      StoreSums<W, kRows, kGate, kSplits>(p, place, shared, &barriers.sums, d);
     }
   }
   // No block leaves while others may still reach into its memory.
