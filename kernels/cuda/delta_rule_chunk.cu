@@ -24,8 +24,8 @@ template <int kStates>
 struct Registers;
 template <>
 struct Registers<2> {
-  static constexpr int kState = 152;
-  static constexpr int kOther = 104;
+  static constexpr int kState = 192;
+  static constexpr int kOther = 64;
 };
 template <>
 struct Registers<1> {
@@ -41,11 +41,11 @@ __global__ void __launch_bounds__(kThreads<kStates>, 1) Kernel(const __grid_cons
       raw + (kSharedAlignment - SharedAddress(raw) % kSharedAlignment) % kSharedAlignment;
   Shared<kStates>& shared = *reinterpret_cast<Shared<kStates>*>(aligned);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kKeySlots; ++i) {
+    for (int i = 0; i < kSlots; ++i) {
       shared.loaded[i].Init(kGroup);
+      shared.ready[i].Init(2 * kGroup);
       shared.done[i].Init(kStates * kGroup / 32);
     }
-    for (int i = 0; i < kMixSlots; ++i) shared.ready[i].Init(2 * kGroup);
     ArrivalBarrier::FenceInit();
   }
   __syncthreads();

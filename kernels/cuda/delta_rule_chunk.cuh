@@ -36,8 +36,7 @@ namespace gdn::cuda::chunk {
 constexpr int kChunk = 64;
 constexpr int kDim = 128;
 constexpr int kGroup = 128;  // Threads of a role.
-constexpr int kKeySlots = 3;
-constexpr int kMixSlots = 2;
+constexpr int kSlots = 3;    // Chunks in the pipeline.
 
 // Indices of the named barriers.
 constexpr int kKeysBarrier = 1;
@@ -81,14 +80,14 @@ struct Solve {
 
 template <int kStates>
 struct Shared {
-  Keys keys[kKeySlots];
-  Mix mix[kMixSlots];
-  uint16_t values[kKeySlots][kStates][kPanelElements];
+  Keys keys[kSlots];
+  Mix mix[kSlots];
+  uint16_t values[kSlots][kStates][kPanelElements];
   Solve solve;
-  Scalars scalars[kKeySlots];
-  ArrivalBarrier loaded[kKeySlots];  // keys -> solve: unit keys and scalars are there.
-  ArrivalBarrier ready[kMixSlots];   // keys, solve -> state: P and T too.
-  ArrivalBarrier done[kKeySlots];    // state -> keys, solve: the chunk is no longer needed.
+  Scalars scalars[kSlots];
+  ArrivalBarrier loaded[kSlots];  // keys -> solve: unit keys and scalars are there.
+  ArrivalBarrier ready[kSlots];   // keys, solve -> state: P and T too.
+  ArrivalBarrier done[kSlots];    // state -> keys, solve: the chunk is no longer needed.
 };
 
 // A walk over the chunks of a block's units (sequence, value head, part of its columns), in the
@@ -136,10 +135,16 @@ __device__ inline bool NextChunk(const Params& p, Cursor* at) {
          EnterChunks<kParts>(p, at->unit + static_cast<int>(gridDim.x), at);
 }
 
-// Parity to wait for, of the slot's barrier, for the `n`-th chunk of the block.
-template <int kSlots>
-__device__ inline uint32_t ParityOf(uint32_t n) {
-  return n / kSlots % 2;
+// Waits at the barrier of the slot of the block's n-th chunk for that chunk.
+__device__ inline void WaitFor(ArrivalBarrier (&barriers)[kSlots], uint32_t n) {
+  barriers[n % kSlots].Wait(n / kSlots % 2);
+}
+
+// Hides where a value comes from, so that what follows from it is computed anew in each turn of a
+// loop: a role has few registers to keep such things in.
+__device__ inline int Opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
 }
 
 // 16 bytes into shared memory, or zeros.

@@ -165,8 +165,6 @@ __device__ inline void Gram(const uint16_t (&rows)[2][kPanelElements],
 template <typename X, int kStates>
 __device__ inline void KeysRole(const Params& p, Shared<kStates>& shared, int thread) {
   constexpr int kParts = 2 / kStates;
-  const int lane = thread % 32;
-  const int warp = thread / 32;
   Cursor at;
   if (!EnterChunks<kParts>(p, static_cast<int>(blockIdx.x), &at)) return;
   Gates gates;
@@ -174,22 +172,24 @@ __device__ inline void KeysRole(const Params& p, Shared<kStates>& shared, int th
   CommitCopies();
   bool more = true;
   for (uint32_t n = 0; more; ++n) {
-    const Gates now = gates;
-    more = NextChunk<kParts>(p, &at);
-    if (n >= 2) shared.done[(n - 2) % kKeySlots].Wait(ParityOf<kKeySlots>(n - 2));
-    if (more) StartLoad<X>(p, at, thread, shared, (n + 1) % kKeySlots, &gates);
-    CommitCopies();
-    WaitForCopies<1>();
+    const int lane = Opaque(thread) % 32;
+    const int warp = Opaque(thread) / 32;
+    Keys& keys = shared.keys[n % kSlots];
+    Scalars& scalars = shared.scalars[n % kSlots];
+    WaitForCopies<0>();
     NamedBarrier(kKeysBarrier, kGroup);
-    Keys& keys = shared.keys[n % kKeySlots];
-    Scalars& scalars = shared.scalars[n % kKeySlots];
-    Prepare<X>(p, now, thread, &keys, &scalars);
+    Prepare<X>(p, gates, thread, &keys, &scalars);
     FenceForBulk();
-    shared.loaded[n % kKeySlots].Arrive();
+    shared.loaded[n % kSlots].Arrive();
     NamedBarrier(kKeysBarrier, kGroup);
+    more = NextChunk<kParts>(p, &at);
+    // The slot of the chunk after this one is that of the chunk two before.
+    if (n >= 2) WaitFor(shared.done, n - 2);
+    if (more) StartLoad<X>(p, at, Opaque(thread), shared, (n + 1) % kSlots, &gates);
+    CommitCopies();
     float d[32];
     Gram(keys.q, keys.k, d);
-    const uint32_t tile = SharedAddress(shared.mix[n % kMixSlots].p);
+    const uint32_t tile = SharedAddress(shared.mix[n % kSlots].p);
     const int row = 16 * warp + lane / 4;
     const float log_decay[2] = {scalars.log_decay[row], scalars.log_decay[row + 8]};
 #pragma unroll
@@ -214,9 +214,8 @@ __device__ inline void KeysRole(const Params& p, Shared<kStates>& shared, int th
                     word[0], word[1], word[2], word[3]);
     }
     FenceForBulk();
-    shared.ready[n % kMixSlots].Arrive();
+    shared.ready[n % kSlots].Arrive();
   }
-  WaitForCopies<0>();
 }
 
 }  // namespace gdn::cuda::chunk

@@ -136,16 +136,16 @@ __device__ inline void MergeThirtyTwos(const float* system, int warp, int lane, 
 template <int kStates>
 __device__ inline void SolveRole(const Params& p, Shared<kStates>& shared, int thread) {
   constexpr int kParts = 2 / kStates;
-  const int lane = thread % 32;
-  const int warp = thread / 32;
-  const int row = 16 * warp + lane / 4;
   Solve& solve = shared.solve;
   Cursor at;
   bool more = EnterChunks<kParts>(p, static_cast<int>(blockIdx.x), &at);
   for (uint32_t n = 0; more; ++n, more = NextChunk<kParts>(p, &at)) {
-    shared.loaded[n % kKeySlots].Wait(ParityOf<kKeySlots>(n));
-    const Keys& keys = shared.keys[n % kKeySlots];
-    const Scalars& scalars = shared.scalars[n % kKeySlots];
+    const int lane = Opaque(thread) % 32;
+    const int warp = Opaque(thread) / 32;
+    const int row = 16 * warp + lane / 4;
+    WaitFor(shared.loaded, n);
+    const Keys& keys = shared.keys[n % kSlots];
+    const Scalars& scalars = shared.scalars[n % kSlots];
     float d[32];
     Gram(keys.k, keys.k, d);
     NamedBarrier(kSolveBarrier, kGroup);  // The chunk before no longer needs the system.
@@ -193,8 +193,8 @@ __device__ inline void SolveRole(const Params& p, Shared<kStates>& shared, int t
 
     float thirty_twos[2][4];
     MergeThirtyTwos(solve.system, warp, lane, thirty_twos);
-    if (n >= 2) shared.done[(n - 2) % kKeySlots].Wait(ParityOf<kKeySlots>(n - 2));
-    char* const tile = reinterpret_cast<char*>(shared.mix[n % kMixSlots].t);
+    if (n >= kSlots) WaitFor(shared.done, n - kSlots);
+    char* const tile = reinterpret_cast<char*>(shared.mix[n % kSlots].t);
     // The two blocks of 32 on the diagonal, and the zeros above them: a quarter of a row a thread.
     {
       const int i = thread / 2;
@@ -227,7 +227,7 @@ __device__ inline void SolveRole(const Params& p, Shared<kStates>& shared, int t
       }
     }
     FenceForBulk();
-    shared.ready[n % kMixSlots].Arrive();
+    shared.ready[n % kSlots].Arrive();
   }
 }
 

@@ -153,7 +153,7 @@ class StateRole {
   __device__ void Finish(const Cursor& at, uint32_t n, const float (&o)[32]) const {
     const int64_t offset = OutputOffset(at);
     const int count = at.length - at.first;
-    const float* const query = shared_.scalars[n % kKeySlots].query;
+    const float* const query = shared_.scalars[n % kSlots].query;
     if (a_.o_dtype == GDN_F32) {
       StoreRows(static_cast<float*>(a_.o) + offset, a_.o_token_stride, count, query, place_, o);
     } else if (a_.o_dtype == GDN_BF16) {
@@ -162,7 +162,7 @@ class StateRole {
       StoreRows(static_cast<F16*>(a_.o) + offset, a_.o_token_stride, count, query, place_, o);
     }
     __syncwarp();
-    if (thread_ % 32 == 0) shared_.done[n % kKeySlots].Arrive();
+    if (thread_ % 32 == 0) shared_.done[n % kSlots].Arrive();
   }
 
   // All chunks of a unit.
@@ -176,10 +176,10 @@ class StateRole {
     ToOperand<0>(s, operand);
     for (; at.first < at.length; at.first += kChunk, ++n_) {
       const uint32_t n = n_;
-      const Keys& keys = shared_.keys[n % kKeySlots];
-      const Mix& mix = shared_.mix[n % kMixSlots];
-      const Scalars& scalars = shared_.scalars[n % kKeySlots];
-      shared_.ready[n % kMixSlots].Wait(ParityOf<kMixSlots>(n));
+      const Keys& keys = shared_.keys[n % kSlots];
+      const Mix& mix = shared_.mix[n % kSlots];
+      const Scalars& scalars = shared_.scalars[n % kSlots];
+      WaitFor(shared_.ready, n);
 
       // d = S k and o = S q.
       if constexpr (kAllAtOnce) {
@@ -317,7 +317,7 @@ class StateRole {
   __device__ uint32_t Values(uint32_t n) const {
     const int lane = thread_ % 32;
     const int vector = thread_ / 32 * 2 + lane / 8 % 2;
-    return SharedAddress(shared_.values[n % kKeySlots][which_]) +
+    return SharedAddress(shared_.values[n % kSlots][which_]) +
            PanelOffset(lane / 16 * 8 + lane % 8, vector);
   }
 
