@@ -1,7 +1,8 @@
 # The fused decode step, and the sources, tests and benchmarks of the CUDA back end; included by
 # CMakeLists.txt once the target gdn_kernels exists.
 
-target_sources(gdn_kernels PRIVATE capi/fused_decode.cc ref/fused_decode.cc)
+target_sources(gdn_kernels PRIVATE
+  capi/fused_decode.cc capi/fused_prefill.cc ref/fused_decode.cc ref/fused_prefill.cc)
 gdn_test(kernels_fused_test SRCS fused_decode_test.cc DEPS gdn_kernels)
 
 if(NOT GDN_CUDA)
@@ -9,7 +10,9 @@ if(NOT GDN_CUDA)
 endif()
 
 target_sources(gdn_kernels PRIVATE
-  cuda/causal_conv.cu cuda/delta_rule.cu cuda/delta_rule_chunk.cu cuda/device.cc cuda/embedding.cu cuda/fused_decode.cu
+  cuda/causal_conv.cu cuda/delta_rule.cu cuda/delta_rule_chunk.cu cuda/device.cc
+  cuda/embedding.cu cuda/fused_decode.cu cuda/fused_prefill.cc cuda/fused_prefill_in.cu
+  cuda/fused_prefill_out.cu
   cuda/fused_decode_128_bf16.cu cuda/fused_decode_128_f16.cu cuda/fused_decode_generic.cu
   cuda/gated_rms_norm.cu cuda/gates.cu cuda/l2_norm.cu cuda/rms_norm.cu
   cuda/sampling.cu cuda/sampling_choose.cu cuda/sampling_scan.cu cuda/silu_mul.cu)
@@ -34,7 +37,9 @@ gdn_test(kernels_cuda_test
        cuda/ops_test.cc
   DEPS gdn_kernels
   LABELS gpu TIMEOUT 300)
-gdn_test(kernels_cuda_prefill_test SRCS cuda/delta_rule_chunk_test.cc DEPS gdn_kernels
+gdn_test(kernels_cuda_prefill_test
+  SRCS cuda/delta_rule_chunk_test.cc cuda/fused_prefill_test.cc
+  DEPS gdn_kernels
   LABELS gpu TIMEOUT 300)
 gdn_test(kernels_cuda_dense_test
   SRCS cuda/embedding_test.cc cuda/sampling_bits_test.cc cuda/sampling_test.cc

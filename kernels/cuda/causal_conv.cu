@@ -3,7 +3,6 @@
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/math.cuh"
-#include "kernels/cuda/vector.cuh"
 
 namespace gdn::cuda {
 namespace {
@@ -63,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) Kernel(const __grid_constant__ gdn_c
   }
 }
 
-// The same for 16-bit elements and width 4, a thread takes eight neighbouring channels and kTile
+// The same for 16-bit elements and width 4: a thread takes four neighbouring channels and kTile
 // tokens. Tiles of a sequence run in parallel: each reads the inputs before it, and the first,
 // which alone reads the state, also writes the new one, whose inputs it fetches from the sequence's
 // end.
@@ -71,11 +70,29 @@ constexpr int kTileThreads = 128;
 constexpr int kTile = 32;
 constexpr int kStep = 8;  // Tokens in flight.
 constexpr int kPast = 3;
+constexpr int kQuad = 4;
+
+// Four channels of a token.
+template <typename X>
+struct alignas(8) Quad {
+  X element[kQuad];
+};
+template <typename X>
+__device__ inline Quad<X> LoadQuad(const X* from) {
+  return *reinterpret_cast<const Quad<X>*>(from);
+}
+template <typename X>
+__device__ inline void StoreQuad(X* to, const Quad<X>& quad) {
+  *reinterpret_cast<Quad<X>*>(to) = quad;
+}
+bool IsQuadAligned(const void* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 8 == 0 && stride % kQuad == 0;
+}
 
 template <typename X>
-__device__ inline void Shift(float (&window)[kPast][kVectorElements], const Vector<X>& now) {
+__device__ inline void Shift(float (&window)[kPast][kQuad], const Quad<X>& now) {
 #pragma unroll
-  for (int e = 0; e < kVectorElements; ++e) {
+  for (int e = 0; e < kQuad; ++e) {
     window[0][e] = window[1][e];
     window[1][e] = window[2][e];
     window[2][e] = Widen(now.element[e]);
@@ -83,13 +100,13 @@ __device__ inline void Shift(float (&window)[kPast][kVectorElements], const Vect
 }
 
 template <typename X>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, 8)
     TileKernel(const __grid_constant__ gdn_causal_conv_args a) {
-  const int64_t c = (blockIdx.x * int64_t{kTileThreads} + threadIdx.x) * int64_t{kVectorElements};
+  const int64_t c = (blockIdx.x * int64_t{kTileThreads} + threadIdx.x) * int64_t{kQuad};
   if (c >= a.channels) return;
-  float weight[kPast + 1][kVectorElements];
+  float weight[kPast + 1][kQuad];
 #pragma unroll
-  for (int e = 0; e < kVectorElements; ++e) {
+  for (int e = 0; e < kQuad; ++e) {
     const float4 w = reinterpret_cast<const float4*>(a.weight)[c + e];
     weight[0][e] = w.x;
     weight[1][e] = w.y;
@@ -112,51 +129,51 @@ __global__ void __launch_bounds__(kTileThreads)
       if (t >= end && !first) break;
       const int64_t last = t + kTile < end ? t + kTile : end;
       if (padding) {
-        const Vector<X> zeros{};
-        for (int64_t row = t; row < last; ++row) StoreVector(y + row * a.y_token_stride, zeros);
+        const Quad<X> zeros{};
+        for (int64_t row = t; row < last; ++row) StoreQuad(y + row * a.y_token_stride, zeros);
         continue;
       }
-      float window[kPast][kVectorElements] = {};
+      float window[kPast][kQuad] = {};
       if (!first || !fresh) {
         const X* const from =
             first ? state + read * a.state_slot_stride : x + (t - kPast) * a.x_token_stride;
         const int64_t stride = first ? a.channels : a.x_token_stride;
 #pragma unroll
-        for (int j = 0; j < kPast; ++j) Shift(window, LoadVector(from + j * stride));
+        for (int j = 0; j < kPast; ++j) Shift(window, LoadQuad(from + j * stride));
       }
       if (first) {
         // New entry j is input end - kPast + j, or where the sequence is shorter an old entry.
         const int64_t length = end - begin;
 #pragma unroll
         for (int j = 0; j < kPast; ++j) {
-          Vector<X> entry;
+          Quad<X> entry;
           if (length + j >= kPast) {
-            entry = LoadVector(x + (end - kPast + j) * a.x_token_stride);
+            entry = LoadQuad(x + (end - kPast + j) * a.x_token_stride);
           } else {
             // window[length + j], with the index known to the compiler.
 #pragma unroll
-            for (int e = 0; e < kVectorElements; ++e) {
+            for (int e = 0; e < kQuad; ++e) {
               float old = window[j][e];
               if (j + 1 < kPast && length == 1) old = window[j + 1 < kPast ? j + 1 : j][e];
               if (j + 2 < kPast && length == 2) old = window[j + 2 < kPast ? j + 2 : j][e];
               entry.element[e] = Narrow<X>(old);
             }
           }
-          StoreVector(state + write * a.state_slot_stride + j * a.channels, entry);
+          StoreQuad(state + write * a.state_slot_stride + j * a.channels, entry);
         }
       }
       for (int64_t row = t; row < last; row += kStep) {
-        Vector<X> now[kStep];
+        Quad<X> now[kStep];
 #pragma unroll
         for (int u = 0; u < kStep; ++u) {
           const int64_t at = row + u < last ? row + u : last - 1;
-          now[u] = LoadVector(x + at * a.x_token_stride);
+          now[u] = LoadQuad(x + at * a.x_token_stride);
         }
 #pragma unroll
         for (int u = 0; u < kStep; ++u) {
-          Vector<X> out;
+          Quad<X> out;
 #pragma unroll
-          for (int e = 0; e < kVectorElements; ++e) {
+          for (int e = 0; e < kQuad; ++e) {
             float sum = fmaf(weight[0][e], window[0][e], 0.0f);
             sum = fmaf(weight[1][e], window[1][e], sum);
             sum = fmaf(weight[2][e], window[2][e], sum);
@@ -164,7 +181,7 @@ __global__ void __launch_bounds__(kTileThreads)
             out.element[e] = Narrow<X>(a.silu != 0 ? Silu(sum) : sum);
           }
           Shift(window, now[u]);
-          if (row + u < last) StoreVector(y + (row + u) * a.y_token_stride, out);
+          if (row + u < last) StoreQuad(y + (row + u) * a.y_token_stride, out);
         }
       }
     }
@@ -173,14 +190,15 @@ __global__ void __launch_bounds__(kTileThreads)
 
 bool CoversTiles(const gdn_causal_conv_args& a) {
   return a.cu_seqlens != nullptr && a.width == kPast + 1 && a.x_dtype != GDN_F32 &&
-         a.y_dtype == a.x_dtype && a.channels % kVectorElements == 0 &&
-         IsVectorAligned(a.x, a.x_token_stride) && IsVectorAligned(a.y, a.y_token_stride) &&
-         IsVectorAligned(a.state, a.state_slot_stride) && IsVectorAligned(a.weight, 0);
+         a.y_dtype == a.x_dtype && a.channels % kQuad == 0 &&
+         IsQuadAligned(a.x, a.x_token_stride) && IsQuadAligned(a.y, a.y_token_stride) &&
+         IsQuadAligned(a.state, a.state_slot_stride) &&
+         reinterpret_cast<uintptr_t>(a.weight) % 16 == 0;
 }
 
 void LaunchTiles(const gdn_causal_conv_args& a, const Device& device, cudaStream_t stream) {
   constexpr int64_t kBlocksPerMultiprocessor = 16;
-  const unsigned columns = GridFor(a.channels, int64_t{kTileThreads} * kVectorElements);
+  const unsigned columns = GridFor(a.channels, int64_t{kTileThreads} * kQuad);
   const auto rows = static_cast<unsigned>(a.sequences < 65535 ? a.sequences : 65535);
   // Lengths are not known here; tiles beyond the grid are walked.
   const int64_t tiles = kBlocksPerMultiprocessor * device.multiprocessors / columns / rows;

@@ -27,13 +27,13 @@
 
 #include "gdn/kernels/delta_rule.h"
 #include "kernels/cuda/bulk_copy.cuh"
+#include "kernels/cuda/chunk_slots.cuh"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/math.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 namespace gdn::cuda::chunk {
 
-constexpr int kChunk = 64;
 constexpr int kDim = 128;
 constexpr int kGroup = 128;  // Threads of a role.
 constexpr int kSlots = 3;    // Chunks in the pipeline.
@@ -47,6 +47,10 @@ struct Params {
   float scale;  // Never 0.
   int32_t ratio;
   int32_t units;  // Of all blocks; positive.
+  // Chunks that are prepared, or NULL: see PreparedChunks.
+  const char* keys;
+  const char* values;
+  const char* scalars;
 };
 
 // A tile of FP16 or raw elements: 64 rows, a panel for each 64 columns.
@@ -56,7 +60,7 @@ struct Keys {
   uint16_t q[2][kPanelElements];
 };
 struct Mix {
-  uint16_t t[kPanelElements];  // T, [i][j].
+  uint16_t t[kPanelElements];  // T, [i][j]; blocks of 16 above the diagonal are zeros.
   uint16_t p[kPanelElements];  // exp(G_i - G_j) q_i.k_j, [i][j].
 };
 
@@ -71,24 +75,36 @@ struct Scalars {
   float key_size[kChunk];    // |k|.
 };
 
-constexpr int kSystemStride = 68;  // Keeps the accesses below free of bank conflicts.
-constexpr int kDiagonalStride = 20;
+constexpr int kDiagonalStride = 20;  // Keeps vectors aligned and rows in different banks.
 struct Solve {
-  float system[kChunk * kSystemStride];     // M, then T's blocks in M's place.
-  float diagonal[4][16 * kDiagonalStride];  // M's diagonal blocks, transposed.
+  uint16_t system[kPanelElements];          // M below its diagonal blocks of 16, as FP16.
+  float diagonal[4][16 * kDiagonalStride];  // The diagonal blocks, transposed.
 };
 
-template <int kStates>
+template <int kStates, typename S>
 struct Shared {
   Keys keys[kSlots];
   Mix mix[kSlots];
   uint16_t values[kSlots][kStates][kPanelElements];
   Solve solve;
-  Scalars scalars[kSlots];
+  S scalars[kSlots];              // Scalars or UnitScalars.
   ArrivalBarrier loaded[kSlots];  // keys -> solve: unit keys and scalars are there.
   ArrivalBarrier ready[kSlots];   // keys, solve -> state: P and T too.
   ArrivalBarrier done[kSlots];    // state -> keys, solve: the chunk is no longer needed.
 };
+
+// Coefficients of unit keys that are prepared: Scalars without the sizes.
+struct UnitScalars {
+  float beta[kChunk];
+  float remembered[kChunk];
+  float decay[kChunk];
+  float to_end[kChunk];
+  float log_decay[kChunk];
+};
+
+// Chunks prepared in memory lie in slots (chunk_slots.cuh), in the layout of the tiles, rows past a
+// sequence's end zeros: for each slot Keys of each key head; two panels of values, and UnitScalars,
+// of each value head.
 
 // A walk over the chunks of a block's units (sequence, value head, part of its columns), in the
 // order that all roles share.
@@ -156,8 +172,33 @@ __device__ inline void CopyOrZero(uint32_t shared, const void* global, bool copy
 
 __device__ inline float Exp2(float x) {
   float y;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+// A log decay in base 2. Below kForgotten its power is 0 in FP32; the bound keeps the sums of a
+// chunk, and with them their rounding errors, small. A NaN stays one.
+__device__ inline float LogDecay2(float g) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  constexpr float kForgotten = -160.0f;
+  float x = g * kLog2E;
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(kForgotten));
+  return x;
+}
+// A chunk's inclusive sums of log decays in base 2, of tokens lane and lane + 32; returns the last.
+__device__ inline float PrefixSums(const float (&g)[2], int lane, float (&prefix)[2]) {
+  prefix[0] = LogDecay2(g[0]);
+  prefix[1] = LogDecay2(g[1]);
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const float below[2] = {__shfl_up_sync(kFullMask, prefix[0], step),
+                            __shfl_up_sync(kFullMask, prefix[1], step)};
+    if (lane >= step) {
+      prefix[0] += below[0];
+      prefix[1] += below[1];
+    }
+  }
+  prefix[1] += __shfl_sync(kFullMask, prefix[0], 31);
+  return __shfl_sync(kFullMask, prefix[1], 31);
 }
 // exp of a difference that is <= 0 but for rounding, in base 2; a NaN stays one.
 __device__ inline float DecayBetween(float later, float earlier) {

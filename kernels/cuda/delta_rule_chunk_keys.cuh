@@ -13,37 +13,32 @@ struct Gates {
   float beta[2];
 };
 
+// kRows rows of a panel, kStep apart: a 16-byte vector each. Rows past the end become zeros.
+template <int kRows, int kStep, typename X>
+__device__ inline void CopyRows(uint32_t shared, const X* global, int64_t stride, int row,
+                                int count) {
+  static_assert(kStep % 8 == 0);  // Keeps the place of the vector in its row.
+  const X* from = global + row * stride;
+  if (count >= kChunk) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i, from += kStep * stride) {
+      CopyAsync<16>(shared + i * kStep * kPanelRowBytes, from);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i, from += kStep * stride) {
+      const bool inside = row + i * kStep < count;
+      CopyOrZero(shared + i * kStep * kPanelRowBytes, inside ? from : global, inside);
+    }
+  }
+}
+
 template <typename X, int kStates>
 __device__ inline void StartLoad(const Params& p, const Cursor& at, int thread,
-                                 Shared<kStates>& shared, uint32_t slot, Gates* gates) {
-  Keys* const keys = &shared.keys[slot];
+                                 Shared<kStates, Scalars>& shared, uint32_t slot, Gates* gates) {
   const gdn_delta_rule_args& a = p.args;
   const int64_t token = int64_t{at.begin} + at.first;
   const int count = at.length - at.first;
-  const int64_t column = at.head / p.ratio * kDim + thread % 16 * 8;
-  const X* const k = static_cast<const X*>(a.k) + token * a.k_token_stride + column;
-  const X* const q = static_cast<const X*>(a.q) + token * a.q_token_stride + column;
-  const uint32_t k_panel = SharedAddress(keys->k[thread % 16 / 8]);
-  const uint32_t q_panel = SharedAddress(keys->q[thread % 16 / 8]);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int row = thread / 16 + 8 * i;
-    const uint32_t offset = PanelOffset(row, thread % 8);
-    const int64_t from = row < count ? row : 0;
-    CopyOrZero(k_panel + offset, k + from * a.k_token_stride, row < count);
-    CopyOrZero(q_panel + offset, q + from * a.q_token_stride, row < count);
-  }
-  // 8 or 16 vectors of values a row.
-  constexpr int kVectors = 8 * kStates;
-  const X* const v = static_cast<const X*>(a.v) + token * a.v_token_stride + at.head * kDim +
-                     at.part * kPanelColumns + thread % kVectors * 8;
-  const uint32_t v_panel = SharedAddress(shared.values[slot][thread % kVectors / 8]);
-#pragma unroll
-  for (int i = 0; i < 4 * kStates; ++i) {
-    const int row = thread / kVectors + kGroup / kVectors * i;
-    CopyOrZero(v_panel + PanelOffset(row, thread % 8),
-               v + (row < count ? row : 0) * a.v_token_stride, row < count);
-  }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int i = thread % 32 + 32 * half;
@@ -51,96 +46,122 @@ __device__ inline void StartLoad(const Params& p, const Cursor& at, int thread,
     gates->g[half] = i < count ? a.g[gate] : 0.0f;
     gates->beta[half] = i < count ? a.beta[gate] : 0.0f;
   }
+  const int row = thread / 16;
+  const int64_t column = at.head / p.ratio * kDim + thread % 16 * 8;
+  const uint32_t place =
+      thread % 16 / 8 * uint32_t{sizeof(Keys::k[0])} + PanelOffset(row, thread % 8);
+  CopyRows<8, 8>(SharedAddress(shared.keys[slot].k) + place,
+                 static_cast<const X*>(a.k) + token * a.k_token_stride + column, a.k_token_stride,
+                 row, count);
+  CopyRows<8, 8>(SharedAddress(shared.keys[slot].q) + place,
+                 static_cast<const X*>(a.q) + token * a.q_token_stride + column, a.q_token_stride,
+                 row, count);
+  // 8 or 16 vectors of values a row.
+  constexpr int kVectors = 8 * kStates;
+  const int value_row = thread / kVectors;
+  CopyRows<4 * kStates, kGroup / kVectors>(
+      SharedAddress(shared.values[slot][thread % kVectors / 8]) +
+          PanelOffset(value_row, thread % 8),
+      static_cast<const X*>(a.v) + token * a.v_token_stride + at.head * kDim +
+          at.part * kPanelColumns + thread % kVectors * 8,
+      a.v_token_stride, value_row, count);
 }
 
-// Brings one row of a tile to unit norm, as FP16 in place; returns the sum of its squares, and by
-// what the row was multiplied.
 template <typename X>
-__device__ inline float Normalize(uint16_t (&tile)[2][kPanelElements], int row, float eps,
+__device__ inline float2 WidenWord(uint32_t word) {
+  return Pair<X>::Widen(*reinterpret_cast<const typename Pair<X>::Raw*>(&word));
+}
+
+// Brings a tile's row, of which two neighbouring threads take half each, to unit norm, as FP16 in
+// place. Returns the sum of its squares, and by what the row was multiplied. kKeep: the row stays
+// in registers between its two uses.
+template <typename X, bool kKeep>
+__device__ inline float Normalize(uint16_t (&tile)[2][kPanelElements], int thread, float eps,
                                   float* factor) {
-  const uint32_t panel = SharedAddress(tile[0]);
-  constexpr uint32_t kPanelBytes = kPanelElements * 2;
-  float sums[2] = {0.0f, 0.0f};
-#pragma unroll 4
-  for (int i = 0; i < 16; ++i) {
-    uint32_t word[4];
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                 : "r"(panel + i / 8 * kPanelBytes + PanelOffset(row, i % 8)));
+  char* const panel = reinterpret_cast<char*>(tile[thread % 2]);
+  const auto at = [&](int i) {
+    // The other half starts at the other end of the banks.
+    return reinterpret_cast<uint4*>(panel + PanelOffset(thread / 2, i ^ thread % 2 * 4));
+  };
+  constexpr int kBatch = kKeep ? 8 : 4;
+  uint4 raw[kBatch];
+  float sums[4] = {};
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float2 x = Pair<X>::Widen(*reinterpret_cast<typename Pair<X>::Raw*>(&word[j]));
-      sums[0] = fmaf(x.x, x.x, sums[0]);
-      sums[1] = fmaf(x.y, x.y, sums[1]);
+  for (int first = 0; first < 8; first += kBatch) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) raw[i] = *at(first + i);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const uint32_t word[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 x = WidenWord<X>(word[j]);
+        sums[j] = fmaf(x.x, x.x, sums[j]);
+        sums[j] = fmaf(x.y, x.y, sums[j]);
+      }
     }
   }
-  const float sum = sums[0] + sums[1];
-  *factor = sum + eps > 0.0f || sum != sum ? rsqrtf(sum + eps) : 0.0f;
-#pragma unroll 4
-  for (int i = 0; i < 16; ++i) {
-    const uint32_t address = panel + i / 8 * kPanelBytes + PanelOffset(row, i % 8);
-    uint32_t word[4];
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                 : "r"(address));
+  const float sum = LaneSum<1>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  const float scale = sum + eps > 0.0f || sum != sum ? rsqrtf(sum + eps) : 0.0f;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float2 x = Pair<X>::Widen(*reinterpret_cast<typename Pair<X>::Raw*>(&word[j]));
-      word[j] = PackHalves(x.x * *factor, x.y * *factor);
+  for (int first = 0; first < 8; first += kBatch) {
+    if constexpr (!kKeep) {
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) raw[i] = *at(first + i);
     }
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(word[0]),
-                 "r"(word[1]), "r"(word[2]), "r"(word[3])
-                 : "memory");
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      uint32_t word[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 x = WidenWord<X>(word[j]);
+        word[j] = PackHalves(x.x * scale, x.y * scale);
+      }
+      *at(first + i) = make_uint4(word[0], word[1], word[2], word[3]);
+    }
   }
+  *factor = scale;
   return sum;
 }
 
-// Inclusive sum over the lanes of a warp.
-__device__ inline float LanePrefix(float value, int lane) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const float below = __shfl_up_sync(kFullMask, value, step);
-    if (lane >= step) value += below;
-  }
-  return value;
+// What the scalars of the thread's row, thread / 2, take from the gates.
+struct Decay {
+  float log_decay;
+  float end;  // log_decay of the chunk's last row.
+  float beta;
+};
+__device__ inline Decay SumGates(const Gates& gates, int thread) {
+  float prefix[2];
+  const float end = PrefixSums(gates.g, thread % 32, prefix);
+  const bool late = thread >= kGroup / 2;
+  const int source = thread / 2 % 32;
+  Decay decay;
+  decay.end = end;
+  decay.log_decay = __shfl_sync(kFullMask, late ? prefix[1] : prefix[0], source);
+  decay.beta = __shfl_sync(kFullMask, late ? gates.beta[1] : gates.beta[0], source);
+  return decay;
 }
 
-// Threads 0..63 take a key each, 64..127 a query.
-template <typename X>
-__device__ inline void Prepare(const Params& p, const Gates& gates, int thread, Keys* keys,
+template <typename X, bool kKeep>
+__device__ inline void Prepare(const Params& p, const Decay& decay, int thread, Keys* keys,
                                Scalars* scalars) {
-  constexpr float kLog2E = 1.4426950408889634f;
-  constexpr float kForgotten = -160.0f;  // 2^this is 0 in FP32; bounds the sums' rounding error.
-  const int lane = thread % 32;
-  const int half = thread / 32 % 2;
-  float prefix[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    float g = gates.g[i] * kLog2E;
-    asm("max.NaN.f32 %0, %0, %1;" : "+f"(g) : "f"(kForgotten));
-    prefix[i] = LanePrefix(g, lane);
-  }
-  const float middle = __shfl_sync(kFullMask, prefix[0], 31);
-  const float end = middle + __shfl_sync(kFullMask, prefix[1], 31);
-  const float log_decay = half == 0 ? prefix[0] : middle + prefix[1];
-  const float beta = half == 0 ? gates.beta[0] : gates.beta[1];
   const bool normalize = p.args.use_qk_l2norm != 0;
   const float eps = normalize ? kQkNormEps : 0.0f;
-  const int row = thread % kChunk;
+  const int row = thread / 2;
   float factor;
-  if (thread < kChunk) {
-    const float sum = Normalize<X>(keys->k, row, eps, &factor);
-    const float size = normalize ? 1.0f : sum * factor;
-    const float decay = DecayBetween(log_decay, 0.0f);
-    scalars->beta[row] = beta;
-    scalars->remembered[row] = beta * decay * size;
-    scalars->decay[row] = decay;
-    scalars->to_end[row] = DecayBetween(end, log_decay) * size;
-    scalars->log_decay[row] = log_decay;
-    scalars->key_size[row] = size;
+  const float key_sum = Normalize<X, kKeep>(keys->k, thread, eps, &factor);
+  const float size = normalize ? 1.0f : key_sum * factor;
+  const float query_sum = Normalize<X, kKeep>(keys->q, thread, eps, &factor);
+  if (thread % 2 == 0) {
+    const float from_start = DecayBetween(decay.log_decay, 0.0f);
+    scalars->beta[row] = decay.beta;
+    scalars->remembered[row] = decay.beta * from_start * size;
+    scalars->decay[row] = from_start;
+    scalars->to_end[row] = DecayBetween(decay.end, decay.log_decay) * size;
   } else {
-    const float sum = Normalize<X>(keys->q, row, eps, &factor);
-    scalars->query[row] = normalize ? p.scale : p.scale * sum * factor;
+    scalars->query[row] = normalize ? p.scale : p.scale * query_sum * factor;
+    scalars->log_decay[row] = decay.log_decay;
+    scalars->key_size[row] = size;
   }
 }
 
@@ -162,8 +183,52 @@ __device__ inline void Gram(const uint16_t (&rows)[2][kPanelElements],
   Pin(d);
 }
 
+// The chunk's size of a key, 1 where keys are prepared.
+__device__ inline float2 KeySizes(const Scalars& scalars, int column) {
+  return *reinterpret_cast<const float2*>(&scalars.key_size[column]);
+}
+__device__ inline float KeySize(const Scalars& scalars, int row) { return scalars.key_size[row]; }
+__device__ inline float2 KeySizes(const UnitScalars&, int) { return make_float2(1.0f, 1.0f); }
+__device__ inline float KeySize(const UnitScalars&, int) { return 1.0f; }
+
+// P from the products of queries and keys, into a panel.
+template <typename S>
+__device__ inline void FormMix(const S& scalars, uint32_t tile, int warp, int lane,
+                               const float (&d)[32]) {
+  const int row = 16 * warp + lane / 4;
+  const float log_decay[2] = {scalars.log_decay[row], scalars.log_decay[row + 8]};
+#pragma unroll
+  for (int t = 0; t < 8; t += 2) {
+    uint32_t word[4] = {};
+    // Blocks of 16: below the diagonal, on it, above it.
+    if (t <= 2 * warp) {
+#pragma unroll
+      for (int u = 0; u < 2; ++u) {
+        const int column = 8 * (t + u) + lane % 4 * 2;
+        const float2 earlier = *reinterpret_cast<const float2*>(&scalars.log_decay[column]);
+        const float2 size = KeySizes(scalars, column);
+#pragma unroll
+        for (int v = 0; v < 2; ++v) {
+          const int i = row + 8 * v;
+          const float* from = &d[4 * (t + u) + 2 * v];
+          float x = from[0] * DecayBetween(log_decay[v], earlier.x) * size.x;
+          float y = from[1] * DecayBetween(log_decay[v], earlier.y) * size.y;
+          if (t == 2 * warp) {
+            if (column > i) x = 0.0f;
+            if (column + 1 > i) y = 0.0f;
+          }
+          word[2 * u + v] = PackHalves(x, y);
+        }
+      }
+    }
+    const int matrix = lane / 8;
+    StoreMatrices(tile + PanelOffset(16 * warp + lane % 8 + matrix % 2 * 8, t + matrix / 2),
+                  word[0], word[1], word[2], word[3]);
+  }
+}
+
 template <typename X, int kStates>
-__device__ inline void KeysRole(const Params& p, Shared<kStates>& shared, int thread) {
+__device__ inline void KeysRole(const Params& p, Shared<kStates, Scalars>& shared, int thread) {
   constexpr int kParts = 2 / kStates;
   Cursor at;
   if (!EnterChunks<kParts>(p, static_cast<int>(blockIdx.x), &at)) return;
@@ -176,9 +241,10 @@ __device__ inline void KeysRole(const Params& p, Shared<kStates>& shared, int th
     const int warp = Opaque(thread) / 32;
     Keys& keys = shared.keys[n % kSlots];
     Scalars& scalars = shared.scalars[n % kSlots];
+    const Decay decay = SumGates(gates, Opaque(thread));
     WaitForCopies<0>();
     NamedBarrier(kKeysBarrier, kGroup);
-    Prepare<X>(p, gates, thread, &keys, &scalars);
+    Prepare<X, kStates == 1>(p, decay, Opaque(thread), &keys, &scalars);
     FenceForBulk();
     shared.loaded[n % kSlots].Arrive();
     NamedBarrier(kKeysBarrier, kGroup);
@@ -189,30 +255,53 @@ __device__ inline void KeysRole(const Params& p, Shared<kStates>& shared, int th
     CommitCopies();
     float d[32];
     Gram(keys.q, keys.k, d);
-    const uint32_t tile = SharedAddress(shared.mix[n % kSlots].p);
-    const int row = 16 * warp + lane / 4;
-    const float log_decay[2] = {scalars.log_decay[row], scalars.log_decay[row + 8]};
-#pragma unroll
-    for (int t = 0; t < 8; t += 2) {
-      uint32_t word[4];
-#pragma unroll
-      for (int u = 0; u < 2; ++u) {
-        const int column = 8 * (t + u) + lane % 4 * 2;
-        const float2 earlier = *reinterpret_cast<const float2*>(&scalars.log_decay[column]);
-        const float2 size = *reinterpret_cast<const float2*>(&scalars.key_size[column]);
-#pragma unroll
-        for (int v = 0; v < 2; ++v) {
-          const int i = row + 8 * v;
-          const float* from = &d[4 * (t + u) + 2 * v];
-          const float x = from[0] * DecayBetween(log_decay[v], earlier.x) * size.x;
-          const float y = from[1] * DecayBetween(log_decay[v], earlier.y) * size.y;
-          word[2 * u + v] = PackHalves(column <= i ? x : 0.0f, column + 1 <= i ? y : 0.0f);
-        }
-      }
-      const int matrix = lane / 8;
-      StoreMatrices(tile + PanelOffset(16 * warp + lane % 8 + matrix % 2 * 8, t + matrix / 2),
-                    word[0], word[1], word[2], word[3]);
+    FormMix(scalars, SharedAddress(shared.mix[n % kSlots].p), warp, lane, d);
+    FenceForBulk();
+    shared.ready[n % kSlots].Arrive();
+  }
+}
+
+// The same where chunks are prepared: one thread has them copied whole.
+template <int kStates>
+__device__ inline void StartCopy(const Params& p, const Cursor& at,
+                                 Shared<kStates, UnitScalars>& shared, uint32_t slot) {
+  const int64_t chunk = ChunkSlot(at.begin, at.sequence, at.first / kChunk);
+  const int64_t value_head = chunk * p.args.value_heads + at.head;
+  const int64_t key_head = chunk * p.args.key_heads + at.head / p.ratio;
+  constexpr uint32_t kValueBytes = sizeof(shared.values[0]);
+  ArrivalBarrier* const loaded = &shared.loaded[slot];
+  loaded->ArriveExpecting(sizeof(Keys) + kValueBytes + sizeof(UnitScalars));
+  BulkLoad(&shared.keys[slot], p.keys + key_head * int64_t{sizeof(Keys)}, sizeof(Keys), loaded);
+  BulkLoad(&shared.values[slot],
+           p.values + (value_head * 2 + at.part) * int64_t{kPanelElements * 2}, kValueBytes,
+           loaded);
+  BulkLoad(&shared.scalars[slot], p.scalars + value_head * int64_t{sizeof(UnitScalars)},
+           sizeof(UnitScalars), loaded);
+}
+
+template <typename X, int kStates>
+__device__ inline void KeysRole(const Params& p, Shared<kStates, UnitScalars>& shared, int thread) {
+  constexpr int kParts = 2 / kStates;
+  Cursor at;
+  if (!EnterChunks<kParts>(p, static_cast<int>(blockIdx.x), &at)) return;
+  if (thread == 0) StartCopy(p, at, shared, 0);
+  bool more = true;
+  for (uint32_t n = 0; more; ++n) {
+    const int lane = Opaque(thread) % 32;
+    const int warp = Opaque(thread) / 32;
+    more = NextChunk<kParts>(p, &at);
+    if (thread == 0) {
+      // The slot of the chunk after this one is that of the chunk two before.
+      if (n >= 2) WaitFor(shared.done, n - 2);
+      if (more) StartCopy(p, at, shared, (n + 1) % kSlots);
     }
+    __syncwarp();
+    WaitFor(shared.loaded, n);
+    const Keys& keys = shared.keys[n % kSlots];
+    float d[32];
+    Gram(keys.q, keys.k, d);
+    if (n >= kSlots) WaitFor(shared.done, n - kSlots);
+    FormMix(shared.scalars[n % kSlots], SharedAddress(shared.mix[n % kSlots].p), warp, lane, d);
     FenceForBulk();
     shared.ready[n % kSlots].Arrive();
   }

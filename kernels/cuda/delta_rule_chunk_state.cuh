@@ -2,7 +2,8 @@
 #ifndef KERNELS_CUDA_DELTA_RULE_CHUNK_STATE_CUH_
 #define KERNELS_CUDA_DELTA_RULE_CHUNK_STATE_CUH_
 
-#include "kernels/cuda/async_copy.cuh"
+#include <type_traits>
+
 #include "kernels/cuda/delta_rule_chunk.cuh"
 
 namespace gdn::cuda::chunk {
@@ -50,20 +51,37 @@ __device__ inline void StoreState(S* to, const Place& place, const float (&s)[64
   }
 }
 
+// What two neighbouring tokens of the output are multiplied by.
+template <typename S>
+struct QueryScale;
+template <>
+struct QueryScale<Scalars> {
+  __device__ QueryScale(const Params&, const Scalars& scalars) : query(scalars.query) {}
+  __device__ float2 At(int token) const { return *reinterpret_cast<const float2*>(query + token); }
+  const float* query;
+};
+template <>
+struct QueryScale<UnitScalars> {
+  __device__ QueryScale(const Params& p, const UnitScalars&) : scale(p.scale) {}
+  __device__ float2 At(int) const { return make_float2(scale, scale); }
+  float scale;
+};
+
 // Rows of o from their transposed sum; eight lanes write neighbouring elements.
-template <typename O>
-__device__ inline void StoreRows(O* to, int64_t stride, int count, const float* query,
+template <typename O, typename Q>
+__device__ inline void StoreRows(O* to, int64_t stride, int count, const Q& query,
                                  const Place& place, const float (&o)[32]) {
   to += place.column * stride + place.value;
+  const bool all = count >= kChunk;
 #pragma unroll
   for (int t = 0; t < 8; ++t) {
     const int token = 8 * t + place.column;
-    const float2 scale = *reinterpret_cast<const float2*>(query + token);
-    if (token < count) {
+    const float2 scale = query.At(token);
+    if (all || token < count) {
       to[0] = Narrow<O>(o[4 * t] * scale.x);
       to[8] = Narrow<O>(o[4 * t + 2] * scale.x);
     }
-    if (token + 1 < count) {
+    if (all || token + 1 < count) {
       to[stride] = Narrow<O>(o[4 * t + 1] * scale.y);
       to[stride + 8] = Narrow<O>(o[4 * t + 3] * scale.y);
     }
@@ -76,10 +94,11 @@ __device__ inline float2 PairAt(const float (&coefficients)[kChunk], int t, cons
   return *reinterpret_cast<const float2*>(&coefficients[8 * t + place.column]);
 }
 
-template <typename X, int kStates>
+// S: Scalars, or UnitScalars where chunks are prepared.
+template <typename X, int kStates, typename S>
 class StateRole {
  public:
-  __device__ StateRole(const Params& p, Shared<kStates>& shared, int which, int thread)
+  __device__ StateRole(const Params& p, Shared<kStates, S>& shared, int which, int thread)
       : p_(p), a_(p.args), shared_(shared), which_(which), thread_(thread) {
     place_.value = thread / 32 * 16 + thread % 32 / 4;
     place_.column = thread % 4 * 2;
@@ -153,7 +172,7 @@ class StateRole {
   __device__ void Finish(const Cursor& at, uint32_t n, const float (&o)[32]) const {
     const int64_t offset = OutputOffset(at);
     const int count = at.length - at.first;
-    const float* const query = shared_.scalars[n % kSlots].query;
+    const QueryScale<S> query(p_, shared_.scalars[n % kSlots]);
     if (a_.o_dtype == GDN_F32) {
       StoreRows(static_cast<float*>(a_.o) + offset, a_.o_token_stride, count, query, place_, o);
     } else if (a_.o_dtype == GDN_BF16) {
@@ -178,7 +197,9 @@ class StateRole {
       const uint32_t n = n_;
       const Keys& keys = shared_.keys[n % kSlots];
       const Mix& mix = shared_.mix[n % kSlots];
-      const Scalars& scalars = shared_.scalars[n % kSlots];
+      const S& scalars = shared_.scalars[n % kSlots];
+      // What the copy engine brought is seen by those who wait for it themselves.
+      if constexpr (std::is_same_v<S, UnitScalars>) WaitFor(shared_.loaded, n);
       WaitFor(shared_.ready, n);
 
       // d = S k and o = S q.
@@ -218,24 +239,30 @@ class StateRole {
 #pragma unroll
       for (int i = 0; i < 64; ++i) s[i] *= decay;
       const uint32_t values = Values(n);
+      float written[kAllAtOnce ? 32 : 8];  // beta v
+      if constexpr (kAllAtOnce) {
+#pragma unroll
+        for (int t = 0; t < 8; t += 2) {
+          WrittenValues(values + t * 8 * kPanelRowBytes, scalars, t, &written[4 * t]);
+        }
+      }
 
       // d = U = T R.
       WaitForProducts<1>();
       Pin(d);
       uint32_t r[4][4];
-      uint32_t words[4];
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
-        if (t % 2 == 0) LoadMatricesTransposed(values + t * 8 * kPanelRowBytes, words);
-        const float2 beta = PairAt(scalars.beta, t, place_);
+        if constexpr (!kAllAtOnce) {
+          if (t % 2 == 0) WrittenValues(values + t * 8 * kPanelRowBytes, scalars, t, written);
+        }
         const float2 remembered = PairAt(scalars.remembered, t, place_);
+        const float* const w = &written[kAllAtOnce ? 4 * t : t % 2 * 4];
 #pragma unroll
         for (int v = 0; v < 2; ++v) {
-          const float2 x =
-              Pair<X>::Widen(*reinterpret_cast<typename Pair<X>::Raw*>(&words[t % 2 * 2 + v]));
           r[t / 2][t % 2 * 2 + v] =
-              PackHalves(fmaf(-remembered.x, d[4 * t + 2 * v], beta.x * x.x),
-                         fmaf(-remembered.y, d[4 * t + 2 * v + 1], beta.y * x.y));
+              PackHalves(fmaf(-remembered.x, d[4 * t + 2 * v], w[2 * v]),
+                         fmaf(-remembered.y, d[4 * t + 2 * v + 1], w[2 * v + 1]));
         }
       }
       ProductFence();
@@ -263,10 +290,8 @@ class StateRole {
         const float2 to_end = PairAt(scalars.to_end, t, place_);
 #pragma unroll
         for (int v = 0; v < 2; ++v) {
-          const float x = d[4 * t + 2 * v];
-          const float y = d[4 * t + 2 * v + 1];
-          decayed[t / 2][t % 2 * 2 + v] = PackHalves(x * to_end.x, y * to_end.y);
-          r[t / 2][t % 2 * 2 + v] = PackHalves(x, y);
+          decayed[t / 2][t % 2 * 2 + v] =
+              PackHalves(d[4 * t + 2 * v] * to_end.x, d[4 * t + 2 * v + 1] * to_end.y);
         }
       }
       ProductFence();
@@ -276,6 +301,14 @@ class StateRole {
         ProductN128Transposed(s, decayed[i], k_panels + i * kNextRows, true);
       }
       CommitProducts();
+#pragma unroll
+      for (int t = 0; t < 8; ++t) {
+#pragma unroll
+        for (int v = 0; v < 2; ++v) {
+          r[t / 2][t % 2 * 2 + v] = PackHalves(d[4 * t + 2 * v], d[4 * t + 2 * v + 1]);
+        }
+      }
+      ProductFence();
       const uint64_t p_panel = PanelDescriptor(SharedAddress(mix.p));
 #pragma unroll
       for (int i = 0; i < 4; ++i) ProductN64(o, r[i], p_panel + i * kNextColumns, true);
@@ -290,6 +323,19 @@ class StateRole {
     if (kAllAtOnce && at.first > 0) {
       at.first -= kChunk;
       Finish(at, n_ - 1, o);
+    }
+  }
+
+  // beta v of the 16 tokens of groups t and t + 1.
+  __device__ void WrittenValues(uint32_t address, const S& scalars, int t, float* written) const {
+    uint32_t words[4];
+    LoadMatricesTransposed(address, words);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 beta = PairAt(scalars.beta, t + i / 2, place_);
+      const float2 x = Pair<X>::Widen(*reinterpret_cast<typename Pair<X>::Raw*>(&words[i]));
+      written[2 * i] = beta.x * x.x;
+      written[2 * i + 1] = beta.y * x.y;
     }
   }
 
@@ -323,7 +369,7 @@ class StateRole {
 
   const Params& p_;
   const gdn_delta_rule_args& a_;
-  Shared<kStates>& shared_;
+  Shared<kStates, S>& shared_;
   const int which_;
   const int thread_;
   Place place_;

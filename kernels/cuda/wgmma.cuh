@@ -155,6 +155,12 @@ __device__ inline uint32_t PackHalves(float low, float high) {
 }
 
 // Four 8x8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8.
+__device__ inline void LoadMatrices(uint32_t address, uint32_t (&out)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(address)
+               : "memory");
+}
 __device__ inline void LoadMatricesTransposed(uint32_t address, uint32_t (&out)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
