@@ -8,8 +8,8 @@
 
 namespace gdn::cuda {
 
-// Counts arrivals (one, unless told) and the bytes announced with them; phases alternate between 0
-// and 1.
+// Counts arrivals, one a phase unless told otherwise, and the bytes announced with them; phases
+// alternate between 0 and 1.
 struct ArrivalBarrier {
   uint64_t word;
 
