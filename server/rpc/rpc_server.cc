@@ -107,6 +107,7 @@ class RpcServerImpl final : public RpcServer {
 
 absl::Status RpcServerImpl::Start(const RpcOptions& options) {
   options_ = options;
+  env_.log = options.log;
   auto acceptor = Acceptor::Listen(options.listen);
   if (!acceptor.ok()) return acceptor.status();
   acceptor_ = *std::move(acceptor);

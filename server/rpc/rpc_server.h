@@ -18,6 +18,7 @@
 #include "server/engine/engine.h"
 #include "server/rpc/model_facts.h"
 #include "server/rpc/observer.h"
+#include "server/rpc/request_log.h"
 
 namespace gdn::rpc {
 
@@ -26,6 +27,7 @@ struct RpcOptions {
   int32_t threads = 1;                     // Completion queues, each with its polling thread.
   int32_t max_concurrent_streams = 1024;   // Per connection; more wait at the client.
   int32_t max_message_bytes = 64 << 20;    // Either way.
+  RequestLogOptions log;
 };
 
 class RpcServer {
