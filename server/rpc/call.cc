@@ -50,7 +50,8 @@ void Call::Begin() {
   record.id = ChooseRequestId(given == context.client_metadata().end()
                                   ? std::string_view()
                                   : std::string_view(given->second.data(), given->second.size()));
-  context.AddInitialMetadata(kRequestIdKey, record.id);
+  // Initial metadata would go out ahead of a refusal, and clients do not retry after any.
+  context.AddTrailingMetadata(kRequestIdKey, record.id);
   LogRequestBegin(record, rpc_);
   if (env_.observer != nullptr) env_.observer->OnCallStarted(rpc_);
   poller_.AddLive(this);

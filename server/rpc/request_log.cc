@@ -56,9 +56,9 @@ void RequestRecord::AddInput(const RequestLogOptions& options, std::string_view 
   input_tokens += input.is_hidden ? std::ssize(input.hidden) / std::max<int64_t>(hidden_size, 1)
                                   : std::ssize(input.tokens);
   if (!options.prompts) return;
-  for (const int32_t id : input.tokens) {
+  for (const int32_t token : input.tokens) {
     if (input_ids.size() >= kMaxLoggedIds) return;
-    absl::StrAppend(&input_ids, input_ids.empty() ? "" : " ", id);
+    absl::StrAppend(&input_ids, input_ids.empty() ? "" : " ", token);
   }
 }
 

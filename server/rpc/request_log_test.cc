@@ -39,7 +39,7 @@ class RequestLogTest : public RpcTest {
     if (id != nullptr) context.AddMetadata(kRequestIdKey, id);
     v1::ModelInfo info;
     EXPECT_TRUE(inference_->GetModel(&context, {}, &info).ok());
-    const auto& metadata = context.GetServerInitialMetadata();
+    const auto& metadata = context.GetServerTrailingMetadata();
     const auto found = metadata.find(kRequestIdKey);
     return found == metadata.end() ? "" : std::string(found->second.data(), found->second.size());
   }

@@ -44,7 +44,8 @@ class RpcServer {
   virtual const std::string& address() const = 0;
   // Everything is loaded and warm: health turns SERVING. Once.
   virtual void SetReady(engine::Engine* engine, const ModelFacts& facts) = 0;
-  // Health turns NOT_SERVING; step streams that are idle end with UNAVAILABLE.
+  // Health turns NOT_SERVING, except that of "liveness"; step streams that are idle end with
+  // UNAVAILABLE.
   virtual void BeginDrain() = 0;
   // Waits until no call is live, at most `timeout_ms`; false if some still are.
   virtual bool WaitForCalls(int64_t timeout_ms) = 0;
