@@ -54,10 +54,10 @@ class ImageTest(unittest.TestCase):
         self.uid, self.log = uid, log
         return container, pid
 
-    def inside(self, pid, *command, check=False, **options):
+    def inside(self, pid, *command, check=False):
         return subprocess.run(["nsenter", f"--target={pid}", "--mount", "--pid", "--net", "--root",
                                "--wd", *command], capture_output=True, timeout=PATIENCE_S,
-                              check=check, **options)
+                              check=check, env={})
 
     def text_of_log(self):
         self.log.seek(0)
@@ -89,9 +89,9 @@ class ImageTest(unittest.TestCase):
                            check=True).stdout
         self.assertGreater(len(said), 5)
         streaming = subprocess.Popen(
-            ["nsenter", f"--target={pid}", "--net", os.path.join(self.root, "usr/bin/gdnctl"),
-             "generate", "--output-ids", "--ignore-eos", "--max-new-tokens=3000", "In the "],
-            stdout=subprocess.PIPE)
+            ["nsenter", f"--target={pid}", "--mount", "--pid", "--net", "--root", "--wd",
+             "/usr/bin/gdnctl", "generate", "--output-ids", "--ignore-eos",
+             "--max-new-tokens=3000", "In the "], stdout=subprocess.PIPE, env={})
         self.addCleanup(streaming.kill)
         self.assertTrue(streaming.stdout.read(1))
         os.kill(pid, signal.SIGTERM)  # As an engine stops a container: its first process.

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 import unittest
 import urllib.parse
 import urllib.request
@@ -19,7 +18,7 @@ import grpc
 import yaml
 
 from support import PROMPT, Client, Server, collect, eventually, sequence
-from tools import DASHBOARD, DEPLOY, RULES, SOURCE, load_file, program, rule_groups
+from tools import DASHBOARD, DEPLOY, RULES, SOURCE, load_file, rule_groups, unpacked_program
 
 # Ratios of what only a GPU has: the series are there, with nothing to divide by.
 NO_DATA_ON_THE_CPU = ("gdn_graph_replays_total",)
@@ -44,14 +43,26 @@ class Exporter(http.server.BaseHTTPRequestHandler):
 
 
 class Load:
-    """Calls of every kind until it is stopped."""
+    """Calls of every kind until it is stopped, and one stream that never ends."""
 
     def __init__(self, address):
         self._address = address
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(i,)) for i in range(6)]
+        self._client = Client(address)
+        self._stream = self._client.generate(PROMPT, timeout=None, max_new_tokens=1_000_000,
+                                             ignore_eos=True)
+        next(self._stream)
+        self._threads = [threading.Thread(target=self._read)]
+        self._threads += [threading.Thread(target=self._run, args=(i,)) for i in range(6)]
         for thread in self._threads:
             thread.start()
+
+    def _read(self):
+        try:
+            for _ in self._stream:
+                pass
+        except grpc.RpcError:  # Cancelled.
+            pass
 
     def _run(self, number):
         client = Client(self._address)
@@ -72,14 +83,16 @@ class Load:
 
     def stop(self):
         self._stop.set()
+        self._stream.cancel()
         for thread in self._threads:
             thread.join()
+        self._client.close()
 
 
 class PrometheusTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        prometheus = program("prometheus", "prometheus")
+        prometheus = unpacked_program("prometheus", "prometheus")
         cls.server = Server("--max-sessions=8", "--max-queued-calls=5", metrics=True)
         cls.addClassCleanup(cls.server.stop)
         exporter = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Exporter)
@@ -113,13 +126,9 @@ class PrometheusTest(unittest.TestCase):
             process.terminate()
             process.wait()
         cls.addClassCleanup(end)
-        load = Load(cls.server.address)
-        try:
-            # Rates of recorded rates: several scrapes and evaluations.
-            eventually(lambda: cls.ready() and cls.scrapes() >= 10, "Prometheus has ten scrapes")
-            time.sleep(2)
-        finally:
-            load.stop()
+        cls.addClassCleanup(Load(cls.server.address).stop)
+        # Rates of recorded rates: several scrapes and evaluations.
+        eventually(lambda: cls.ready() and cls.scrapes() >= 10, "Prometheus has ten scrapes")
 
     @classmethod
     def ask(cls, path, **parameters):

@@ -8,14 +8,14 @@ import unittest
 
 import yaml
 
-from tools import DEPLOY, RULES, SOURCE, load_file, program, rule_groups
+from tools import DEPLOY, RULES, SOURCE, load_file, rule_groups, unpacked_program
 
 PROMETHEUS_RULE = os.path.join(DEPLOY, "kubernetes/overlays/monitoring/prometheus-rule.yaml")
 
 
 class PromtoolTest(unittest.TestCase):
     def promtool(self, *arguments):
-        done = subprocess.run([program("promtool", "prometheus"), *arguments], text=True,
+        done = subprocess.run([unpacked_program("promtool", "prometheus"), *arguments], text=True,
                               capture_output=True, timeout=120, check=False, cwd=SOURCE)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
