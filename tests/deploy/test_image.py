@@ -36,7 +36,7 @@ class ImageTest(unittest.TestCase):
         self.addCleanup(log.close)
         container = subprocess.Popen(
             ["bwrap", "--ro-bind", self.root, "/", "--proc", "/proc", "--dev", "/dev",
-             "--unshare-pid", "--unshare-net", "--unshare-ipc", "--as-pid-1", "--die-with-parent",
+             "--unshare-pid", "--unshare-net", "--unshare-ipc", "--as-pid-1",
              "--info-fd", str(write), "--clearenv", "--chdir", "/",
              "setpriv", f"--reuid={uid}", "--regid=0", "--clear-groups", "--bounding-set=-all",
              "--inh-caps=-all", "--no-new-privs", *self.dockerfile.exec_form("ENTRYPOINT"),
@@ -48,7 +48,7 @@ class ImageTest(unittest.TestCase):
 
         def stop():
             if container.poll() is None:
-                container.kill()
+                os.kill(pid, signal.SIGKILL)  # A change of user makes it outlive bwrap.
                 container.wait()
         self.addCleanup(stop)
         self.uid, self.log = uid, log

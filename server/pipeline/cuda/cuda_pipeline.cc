@@ -184,12 +184,6 @@ absl::Status CudaPipeline::Launch(std::span<const SequenceInput> inputs) {
   GDN_RETURN_IF_ERROR(UseOwnDevice());
   CudaBatch& next = batch(launched_);
   next.step = launched_;
-  // The stream passes it when the batch before has ended.
-  next.measured = timer_ != nullptr;
-  if (next.measured) {
-    GDN_RETURN_IF_ERROR(
-        CudaStatus(cudaEventRecord(next.begin.get(), ops_.stream()), "cannot time a step"));
-  }
   absl::Status status = LaunchBatch(inputs, &next);
   if (status.ok()) {
     status = CudaStatus(cudaEventRecord(next.done.get(), ops_.stream()), "cannot launch a step");
@@ -217,7 +211,13 @@ absl::Status CudaPipeline::LaunchBatch(std::span<const SequenceInput> inputs, Cu
   const bool graph = next->decode && !next->timed;
   const int64_t padded = graph ? graphs_.PaddedRows(rows) : rows;
   GDN_RETURN_IF_ERROR(next->Fill(inputs, info_, previous, padded, io_.rows(launched_)));
-  if (next->decode && timer_ != nullptr) timer_->OnGraphReplay(graph, padded - rows);
+  next->measured = timer_ != nullptr;
+  if (next->measured) {
+    if (next->decode) timer_->OnGraphReplay(graph, padded - rows);
+    // The stream passes it when the batch before has ended.
+    GDN_RETURN_IF_ERROR(
+        CudaStatus(cudaEventRecord(next->begin.get(), ops_.stream()), "cannot time a step"));
+  }
   if (graph) return graphs_.Launch(padded, ops_.stream());
   if (next->timed) {
     ops_.StartTiming();
