@@ -34,6 +34,7 @@ def unpacked_program(name, package):
     path = os.path.join(folder, "usr/bin", name)
     if not os.path.exists(path):
         with tempfile.TemporaryDirectory(dir=WORK) as work:
+            program("apt-get", "apt")
             os.chmod(work, 0o777)  # apt downloads as a user of its own.
             done = subprocess.run(["apt-get", "download", "--quiet", package], cwd=work, text=True,
                                   capture_output=True, timeout=120, check=False)
