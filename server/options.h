@@ -35,7 +35,7 @@ struct DeviceOptions {
   pipeline::StateType state_type = pipeline::StateType::kFloat32;
   // On a GPU, of each phase the first step and every so many after it have their ops timed one by
   // one; on the CPU those of all steps. 0: of none.
-  int64_t kernel_timing_interval = 64;
+  int64_t kernel_timing_interval = 256;
 };
 
 struct MetricsOptions {
