@@ -97,7 +97,7 @@ class MetricsTest(TestCase):
             call.cancel()
         with self.refused(grpc.StatusCode.DEADLINE_EXCEEDED):
             collect(self.client.generate(PROMPT, max_new_tokens=100_000, ignore_eos=True,
-                                         timeout=0.2))
+                                         timeout=2))  # Long enough for a first token.
         with self.refused(grpc.StatusCode.INVALID_ARGUMENT):
             collect(self.client.generate(PROMPT, max_new_tokens=-1))
         with self.refused(grpc.StatusCode.NOT_FOUND):
