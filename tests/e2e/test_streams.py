@@ -241,8 +241,10 @@ class StreamsTest(TestCase):
             "for message in call: print('.', flush=True)\n")
         child = subprocess.Popen([sys.executable, "-B", "-c", script, self.server.address, session],
                                  stdout=subprocess.PIPE)
+        late = threading.Timer(PATIENCE_S, child.kill)
+        self.addCleanup(late.cancel)  # The process would wait for it.
+        late.start()
         try:
-            threading.Timer(PATIENCE_S, child.kill).start()
             self.assertEqual(child.stdout.readline(), b".\n")
             self.assertTrue(self.client.get(session).in_use)
         finally:
