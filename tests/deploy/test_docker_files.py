@@ -20,8 +20,11 @@ class DockerfileTest(unittest.TestCase):
         for name in FILES:
             runs = Dockerfile(name).all("RUN")
             self.assertEqual(len(runs), 1)
-            self.assertEqual(runs[0].count("install"), 2)  # apt-get install --no-install-recommends
-            self.assertIn("xargs -a /usr/share/gdn/runtime-packages.txt apt-get install", runs[0])
+            self.assertEqual([step.strip() for step in runs[0].split("&&")], [
+                "apt-get update",
+                "xargs -a /usr/share/gdn/runtime-packages.txt "
+                "apt-get install -y --no-install-recommends",
+                "rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/*"])
             self.assertIn("deploy/docker/runtime-packages.txt /usr/share/gdn/",
                           Dockerfile(name).all("COPY"))
 
