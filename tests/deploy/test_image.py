@@ -1,8 +1,10 @@
 """The CPU image's content runs as it should: random user, read-only root, PID 1, no shell."""
 
+import glob
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import tempfile
@@ -66,6 +68,24 @@ class ImageTest(unittest.TestCase):
     def healthy(self, container, pid):
         self.assertIsNone(container.poll(), self.text_of_log())
         return self.inside(pid, *self.dockerfile.exec_form("HEALTHCHECK")).returncode == 0
+
+    def test_every_package_of_the_list_is_needed(self):
+        loaded = set()
+        for name in ("gdn_server", "gdnctl"):
+            done = subprocess.run(["chroot", self.root, "/lib64/ld-linux-x86-64.so.2", "--list",
+                                   f"/usr/bin/{name}"], capture_output=True, text=True, check=True)
+            loaded |= set(re.findall(r"=> \S*/(\S+)", done.stdout))
+        self.assertGreater(len(loaded), 20)
+        with open(os.path.join(self.root, "usr/share/gdn/runtime-packages.txt"),
+                  encoding="ascii") as file:
+            packages = file.read().split()
+        for package in packages:
+            lists = glob.glob(os.path.join(self.root, "var/lib/dpkg/info",
+                                           f"{glob.escape(package)}[:.]*list"))
+            self.assertEqual(len(lists), 1, package)
+            with open(lists[0], encoding="utf-8") as file:
+                files = {os.path.basename(line.strip()) for line in file}
+            self.assertTrue(loaded & files, f"nothing of {package} is loaded")
 
     def test_size(self):
         print(f"\nlayers beyond the base: {self.content_bytes / 1e6:.1f} MB, "
