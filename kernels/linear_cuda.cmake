@@ -13,7 +13,7 @@ endif()
 
 target_sources(gdn_kernels PRIVATE
   cuda/cublaslt_loader.cc cuda/linear.cc cuda/linear_lt.cc cuda/linear_rows.cu
-  cuda/linear_skinny.cu cuda/linear_tile.cu)
+  cuda/linear_skinny.cu cuda/linear_tile.cu cuda/linear_wide.cu cuda/tensor_map.cc)
 # Where the loader looks for cuBLASLt last.
 set_source_files_properties(cuda/cublaslt_loader.cc PROPERTIES COMPILE_DEFINITIONS
   GDN_CUBLASLT_PATH="${CUDAToolkit_LIBRARY_DIR}/libcublasLt.so.13")

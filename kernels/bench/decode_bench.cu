@@ -7,8 +7,9 @@
 // replays, divided by the launches. Bytes are all that a launch must move: both states read and
 // written, projections, weights, output.
 //
-// usage: decode_bench [--batches=1,4,...] [--heads=16:32,...] [--state=f32,bf16] [--tilings]
-//                     [--early-start] [--tokens=1] [--replays=40] [--json=FILE]
+// usage: decode_bench [--batches=1,4,...] [--heads=16:32,...] [--state=f32,bf16]
+// [--tilings[=0,1,...]]
+//                     [--early-start] [--in-order] [--tokens=1] [--replays=40] [--json=FILE]
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -61,21 +63,31 @@ __global__ void FillBf16(uint16_t* data, int64_t count, float low, float high) {
   }
 }
 
-// The read-modify-write ceilings: a block takes 64 KiB in registers, with all loads in flight, or a
-// part of it, and writes it back changed.
-template <int kThreads, int kVectors>
-__global__ void __launch_bounds__(kThreads) ReadModifyWrite(float4* data) {
-  float4* tile = data + blockIdx.x * int64_t{kThreads * kVectors} + threadIdx.x;
+// The read-modify-write ceilings. Each warp takes neighbouring bytes, with all loads in flight, and
+// writes them back changed once its block has read its own. Blocks follow the slots of an index, as
+// decode steps do: memory gives 3 % less where these are shuffled than where they lie in order.
+constexpr int64_t kSlotBytes = int64_t{2} << 20;
+
+template <int kWarps, int kVectors>
+__global__ void __launch_bounds__(32 * kWarps)
+    ReadModifyWrite(float4* data, const int64_t* __restrict__ slots) {
+  constexpr int kBlockVectors = 32 * kWarps * kVectors;
+  constexpr int kBlocks = kSlotBytes / 16 / kBlockVectors;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float4* part = data + slots[blockIdx.x / kBlocks] * (kSlotBytes / 16) +
+                 int64_t{blockIdx.x % kBlocks} * kBlockVectors + warp * 32 * kVectors + lane;
   float4 v[kVectors];
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) v[i] = tile[i * kThreads];
+  for (int i = 0; i < kVectors; ++i) v[i] = part[i * 32];
+  __syncthreads();
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     v[i].x = v[i].x * 0.999f + 0.001f;
     v[i].y = v[i].y * 0.999f + 0.001f;
     v[i].z = v[i].z * 0.999f + 0.001f;
     v[i].w = v[i].w * 0.999f + 0.001f;
-    tile[i * kThreads] = v[i];
+    part[i * 32] = v[i];
   }
 }
 template <int kThreads, int kVectors>
@@ -89,12 +101,24 @@ __global__ void __launch_bounds__(kThreads) Copy(const float4* from, float4* to)
 }
 __global__ void Empty() {}
 
+void Shuffle(std::vector<int64_t>& values) {
+  uint64_t seed = 88172645463325252ull;
+  for (size_t i = values.size() - 1; i > 0; --i) {
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    seed ^= seed << 17;
+    std::swap(values[i], values[seed % (i + 1)]);
+  }
+}
+
 struct Options {
   std::vector<int64_t> batches = {1, 4, 16, 64, 256, 512};
   std::vector<std::pair<int64_t, int64_t>> heads = {{16, 32}};
   std::vector<gdn_dtype> states = {GDN_F32, GDN_BF16};
-  bool tilings = false;
+  bool all_tilings = false;
+  std::vector<int> tilings;  // Instead of the one that the launcher chooses.
   bool early_start = false;
+  bool in_order = false;  // The rows' slots; else shuffled.
   int64_t tokens = 1;
   int replays = 40;
   std::string json;
@@ -155,20 +179,30 @@ class Bench {
   int64_t Layers(int64_t bytes) const { return std::max<int64_t>(2, 4 * l2_bytes_ / bytes + 1); }
   static int Launches(int64_t layers) { return static_cast<int>(std::max<int64_t>(layers, 16)); }
 
-  template <int kThreads, int kVectors>
-  double TimeRmw(float4* data, int64_t bytes, int64_t layers) {
+  template <int kWarps, int kVectors>
+  double TimeRmw(float4* data, int64_t bytes, int64_t layers, const int64_t* slots) {
     const int64_t vectors = bytes / 16;
     return Time(Launches(layers), [&](int i) {
-      ReadModifyWrite<kThreads, kVectors>
-          <<<static_cast<unsigned>(vectors / (kThreads * kVectors)), kThreads, 0, stream_>>>(
-              data + (i % layers) * vectors);
+      ReadModifyWrite<kWarps, kVectors>
+          <<<static_cast<unsigned>(vectors / (32 * kWarps * kVectors)), 32 * kWarps, 0, stream_>>>(
+              data + (i % layers) * vectors, slots);
     });
   }
-  // The fastest of several shapes of the same read-modify-write.
-  double BestRmw(float4* data, int64_t bytes, int64_t layers) {
-    return std::min({TimeRmw<512, 8>(data, bytes, layers), TimeRmw<256, 16>(data, bytes, layers),
-                     TimeRmw<256, 8>(data, bytes, layers), TimeRmw<256, 4>(data, bytes, layers),
-                     TimeRmw<128, 8>(data, bytes, layers), TimeRmw<512, 2>(data, bytes, layers)});
+  // The fastest of several shapes of the same read-modify-write of `bytes`, a multiple of a slot's.
+  double BestRmw(float4* data, int64_t bytes, int64_t layers, bool shuffled) {
+    std::vector<int64_t> order(bytes / kSlotBytes);
+    std::iota(order.begin(), order.end(), 0);
+    if (shuffled) Shuffle(order);
+    int64_t* slots = nullptr;
+    Must(cudaMalloc(&slots, order.size() * 8), "slots");
+    Must(cudaMemcpyAsync(slots, order.data(), order.size() * 8, cudaMemcpyHostToDevice, stream_),
+         "slots");
+    const double best = std::min(
+        {TimeRmw<1, 4>(data, bytes, layers, slots), TimeRmw<1, 8>(data, bytes, layers, slots),
+         TimeRmw<4, 8>(data, bytes, layers, slots), TimeRmw<8, 8>(data, bytes, layers, slots),
+         TimeRmw<16, 8>(data, bytes, layers, slots), TimeRmw<8, 16>(data, bytes, layers, slots)});
+    Must(cudaFree(slots), "free");
+    return best;
   }
   template <int kThreads, int kVectors>
   double TimeCopy(float4* data, int64_t bytes) {
@@ -190,12 +224,14 @@ class Bench {
         std::min({TimeCopy<256, 1>(vectors, kBytes), TimeCopy<256, 4>(vectors, kBytes),
                   TimeCopy<512, 4>(vectors, kBytes), TimeCopy<512, 8>(vectors, kBytes)});
     copy_ = 2.0 * kBytes / copy * 1e-6;
-    const double rmw = BestRmw(vectors, kBytes, 2);
-    rmw_ = 2.0 * kBytes / rmw * 1e-6;
+    const double in_order = 2.0 * kBytes / BestRmw(vectors, kBytes, 2, false) * 1e-6;
+    rmw_ = 2.0 * kBytes / BestRmw(vectors, kBytes, 2, true) * 1e-6;
     const double empty = Time(100, [&](int) { Empty<<<1, 32, 0, stream_>>>(); });
     std::printf(
-        "copy %.3f TB/s, in-place read-modify-write %.3f TB/s (1 GiB), empty kernel %.2f us\n",
-        copy_, rmw_, empty);
+        "copy %.3f TB/s, in-place read-modify-write of shuffled slots %.3f TB/s, in order %.3f "
+        "TB/s "
+        "(1 GiB), empty kernel %.2f us\n",
+        copy_, rmw_, in_order, empty);
     std::printf("in-place read-modify-write of one layer's FP32 states, HV 32, us:");
     for (int64_t batch : options_.batches) {
       const int64_t bytes = batch * 32 * kTileBytes;
@@ -208,7 +244,8 @@ class Bench {
                                            1.0f);
         states = own;
       }
-      std::printf(" %lld: %.2f", static_cast<long long>(batch), BestRmw(states, bytes, layers));
+      std::printf(" %lld: %.2f", static_cast<long long>(batch),
+                  BestRmw(states, bytes, layers, true));
       if (own != nullptr) Must(cudaFree(own), "free");
     }
     std::printf("\n");
@@ -254,14 +291,8 @@ class Bench {
     FillBf16<<<2048, 256, 0, stream_>>>(x, layers * lines * line, -1.0f, 1.0f);
     FillF32<<<256, 256, 0, stream_>>>(weight, layers * weight_stride, -0.5f, 0.5f);
     std::vector<int64_t> slots(batch);
-    for (int64_t i = 0; i < batch; ++i) slots[i] = i;
-    uint64_t seed = 88172645463325252ull;
-    for (int64_t i = batch - 1; i > 0; --i) {
-      seed ^= seed << 13;
-      seed ^= seed >> 7;
-      seed ^= seed << 17;
-      std::swap(slots[i], slots[seed % static_cast<uint64_t>(i + 1)]);
-    }
+    std::iota(slots.begin(), slots.end(), 0);
+    if (!options_.in_order) Shuffle(slots);
     Must(cudaMemcpyAsync(index, slots.data(), batch * 8, cudaMemcpyHostToDevice, stream_), "index");
     Must(cudaStreamSynchronize(stream_), "fill");
 
@@ -310,11 +341,15 @@ class Bench {
     int chosen = -1;
     Must(gdn::cuda::ChooseDecodeTiling(args, &chosen));
     std::vector<int> tilings = {chosen};
-    if (options_.tilings) {
+    if (options_.all_tilings || !options_.tilings.empty()) {
       tilings.clear();
       for (int i = 0; i < gdn::cuda::kNumDecodeTilings; ++i) {
-        if (gdn::cuda::DecodeTilingCovers(i, value_heads / key_heads, options_.tokens))
+        const bool wanted = options_.all_tilings ||
+                            std::find(options_.tilings.begin(), options_.tilings.end(), i) !=
+                                options_.tilings.end();
+        if (wanted && gdn::cuda::DecodeTilingCovers(i, value_heads / key_heads, options_.tokens)) {
           tilings.push_back(i);
+        }
       }
     }
     for (int tiling : tilings) {
@@ -385,9 +420,14 @@ Options Parse(int argc, char** argv) {
         options.states.push_back(s == "f32" ? GDN_F32 : GDN_BF16);
       });
     } else if (name == "--tilings") {
-      options.tilings = true;
+      options.all_tilings = equals == nullptr;
+      if (equals != nullptr) {
+        ForEach(value, [&](const std::string& s) { options.tilings.push_back(std::stoi(s)); });
+      }
     } else if (name == "--early-start") {
       options.early_start = true;
+    } else if (name == "--in-order") {
+      options.in_order = true;
     } else if (name == "--tokens") {
       options.tokens = std::stoll(value);
     } else if (name == "--replays") {

@@ -8,7 +8,8 @@
 
 namespace gdn::cuda {
 
-// Counts one arrival and the bytes announced with it; phases alternate between 0 and 1.
+// Counts arrivals, one a phase unless told otherwise, and the bytes announced with them; phases
+// alternate between 0 and 1.
 struct ArrivalBarrier {
   uint64_t word;
 
@@ -16,9 +17,10 @@ struct ArrivalBarrier {
     return static_cast<uint32_t>(__cvta_generic_to_shared(&word));
   }
   // By one thread, before any other use; then a fence and a barrier of the block.
-  __device__ void Init() {
+  __device__ void Init(uint32_t arrivals = 1) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(Address()) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(Address()), "r"(arrivals)
+                 : "memory");
 #endif
   }
   __device__ static void FenceInit() {

@@ -62,6 +62,38 @@ __device__ inline void SendFloat(float* local, uint32_t rank, float value,
 #endif
 }
 
+// By one thread: sends bytes to the place that `local` has in a block of the cluster; they count
+// towards that block's copy of `barrier`. As for BulkStore the writers of `from` fence first.
+__device__ inline void SendBulk(void* local, const void* from, uint32_t bytes, uint32_t rank,
+                                ArrivalBarrier* barrier) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t there;
+  uint32_t barrier_there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(there)
+      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(local))), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(barrier_there)
+      : "r"(barrier->Address()), "r"(rank));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(there),
+      "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from))), "r"(bytes), "r"(barrier_there)
+      : "memory");
+#endif
+}
+
+// Arrives at a block's copy of `barrier`. Relaxed: a release would wait for all memory of the
+// device.
+__device__ inline void ArriveAt(uint32_t rank, ArrivalBarrier* barrier) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(barrier->Address()), "r"(rank));
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(there)
+               : "memory");
+#endif
+}
+
 // Blocks until the kernels before this one have finished and their writes are visible.
 __device__ inline void WaitForPreviousKernel() {
 #if __CUDA_ARCH__ >= 900

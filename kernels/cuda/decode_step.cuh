@@ -1,5 +1,5 @@
-// The arithmetic of one token on the rows that a warp holds, shared by the two kernels for
-// K = V = 128 so that both give the same bits. See fused_decode_split.cuh for the formulas.
+// The arithmetic of one token on the rows that a warp holds, shared by the kernels for
+// K = V = 128 so that all give the same bits. See fused_decode_split.cuh for the formulas.
 #ifndef KERNELS_CUDA_DECODE_STEP_CUH_
 #define KERNELS_CUDA_DECODE_STEP_CUH_
 

@@ -30,14 +30,23 @@ bool Suits128(const gdn_fused_decode_args& a) {
          a.a_offset <= kMaxOffset;
 }
 
-// Clusters need sm_90; the streaming kernel also its shared memory, which sm_120 has not.
+// The tilings, as indices into kDecodeTilings.
+constexpr int kStream = 0;
+constexpr int kWhole = 1;
+constexpr int kHalves = 2;
+constexpr int kQuarters = 3;
+constexpr int kWholeSmall = 4;
+constexpr int kWholeBulk = 5;
+
+// Clusters and bulk copies need sm_90; the streaming kernel also its shared memory, which sm_120
+// has not.
 bool CanRun(const gdn_fused_decode_args& a, int tiling, const Device& device) {
   const int64_t ratio = a.value_heads / a.key_heads;
-  const int splits = kDecodeTilings[tiling].splits;
   const int capability = device.compute_capability;
   if (!DecodeTilingCovers(tiling, ratio, a.tokens)) return false;
-  if (splits == 0) return capability >= 90 && capability < 120;
-  return splits * ratio == 1 || capability >= 90;
+  if (tiling == kStream) return capability >= 90 && capability < 120;
+  const bool bulk = tiling == kWholeBulk || (tiling == kWholeSmall && a.state_dtype == GDN_F32);
+  return capability >= 90 || (kDecodeTilings[tiling].splits * ratio == 1 && !bulk);
 }
 
 bool HasWork(const gdn_fused_decode_args& a) { return a.rows > 0; }
@@ -51,7 +60,7 @@ float Scale(const gdn_fused_decode_args& a) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(a.key_dim)));
 }
 
-DecodeParams Pack(const gdn_fused_decode_args& a) {
+DecodeParams Pack(const gdn_fused_decode_args& a, const Device& device) {
   DecodeParams p = {};
   p.read_index = a.read_index;
   p.write_index = a.write_index;
@@ -81,6 +90,7 @@ DecodeParams Pack(const gdn_fused_decode_args& a) {
   p.beta_scale = a.beta_scale;
   p.scale = Scale(a);
   p.eps = a.eps;
+  p.multiprocessors = device.multiprocessors;
   p.tokens = static_cast<int8_t>(a.tokens);
   p.early_start = a.early_start != 0;
   p.use_qk_l2norm = a.use_qk_l2norm != 0;
@@ -91,6 +101,40 @@ DecodeParams Pack(const gdn_fused_decode_args& a) {
   return p;
 }
 
+// Whole heads, except where measurements on an H200 say otherwise; docs/benchmarks-gpu.md. Dividing
+// a head saves latency that an early start hides anyway.
+int Choose(const gdn_fused_decode_args& a, const Device& device) {
+  const int64_t heads = a.rows * a.value_heads;
+  const int64_t ratio = a.value_heads / a.key_heads;
+  const int64_t multiprocessors = device.multiprocessors;
+  const bool early = a.early_start != 0;
+  const bool wide = a.state_dtype == GDN_F32;
+  const auto can = [&](int tiling) { return CanRun(a, tiling, device); };
+
+  const int64_t few = a.tokens > 1 ? multiprocessors
+                      : early      ? multiprocessors / 8
+                      : wide       ? multiprocessors
+                                   : multiprocessors / 2;
+  if (heads <= few && can(kQuarters)) return kQuarters;
+  if (heads <= few && !early && ratio < 4 && can(kHalves)) return kHalves;
+  if (wide && can(kStream)) {
+    // Two of the streaming blocks run on a multiprocessor at once.
+    const int64_t blocks = a.key_heads * (ratio > 1 ? a.rows : (a.rows + 1) / 2);
+    const int64_t wave = 2 * multiprocessors;
+    if (blocks <= wave && 10 * blocks >= 9 * wave) return kStream;
+  }
+  if (wide) {
+    if (early && heads > 6 * multiprocessors && can(kWholeSmall)) return kWholeSmall;
+    if (5 * heads > 2 * multiprocessors && can(kWholeBulk)) return kWholeBulk;
+  } else {
+    // Five of the blocks run on a multiprocessor at once, or four with registers alone.
+    if (heads > 4 * multiprocessors && can(kWholeBulk)) return kWholeBulk;
+    const int64_t many = early && ratio <= 2 ? 6 : 3;
+    if (2 * heads > many * multiprocessors && can(kWholeSmall)) return kWholeSmall;
+  }
+  return can(kWhole) ? kWhole : -1;
+}
+
 }  // namespace
 
 gdn_status ChooseDecodeTiling(const gdn_fused_decode_args& args, int* tiling) {
@@ -98,25 +142,7 @@ gdn_status ChooseDecodeTiling(const gdn_fused_decode_args& args, int* tiling) {
   if (!HasWork(args) || !Suits128(args)) return GDN_OK;
   Device device;
   if (const gdn_status status = CurrentDevice(kOp, &device); status != GDN_OK) return status;
-  // Few heads: divide each for latency, or keep them whole, as long as all blocks run at once (four
-  // of the small ones on a multiprocessor, two of the others). Many: stream them.
-  constexpr int kStream = 0;
-  constexpr int kWhole = 1;
-  constexpr int kHalves = 2;
-  constexpr int kQuarters = 3;
-  const int64_t heads = args.rows * args.value_heads;
-  const int64_t multiprocessors = device.multiprocessors;
-  if (CanRun(args, kQuarters, device) && heads <= multiprocessors) {
-    *tiling = kQuarters;
-  } else if (CanRun(args, kHalves, device) && heads <= multiprocessors && args.early_start == 0) {
-    *tiling = kHalves;  // With an early start its larger clusters cost more than they gain.
-  } else if (CanRun(args, kWhole, device) && heads <= 2 * multiprocessors) {
-    *tiling = kWhole;
-  } else if (CanRun(args, kStream, device)) {
-    *tiling = kStream;
-  } else if (CanRun(args, kWhole, device)) {
-    *tiling = kWhole;
-  }
+  *tiling = Choose(args, device);
   return GDN_OK;
 }
 
@@ -150,7 +176,7 @@ gdn_status FusedDecodeWith(const gdn_exec& exec, const gdn_fused_decode_args& ar
     GDN_CHECK_ARG(tiling < kNumDecodeTilings && Suits128(args) && CanRun(args, tiling, device),
                   GDN_UNSUPPORTED_SHAPE, "%s: tiling %d does not cover these arguments", kOp,
                   tiling);
-    const DecodeParams params = Pack(args);
+    const DecodeParams params = Pack(args, device);
     const auto launch = args.dtype == GDN_BF16 ? LaunchDecode128<Bf16> : LaunchDecode128<F16>;
     error = launch(params, args.state_dtype, tiling, stream);
   }

@@ -53,6 +53,8 @@ struct DecodeParams {
   float beta_scale;
   float scale;  // Never 0.
   float eps;
+  uint32_t first_rows;  // Whole heads: the rows of the blocks that run first, all at once.
+  int32_t multiprocessors;
   int8_t tokens;
   int8_t early_start;
   int8_t use_qk_l2norm;

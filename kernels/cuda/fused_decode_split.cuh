@@ -183,8 +183,8 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   // The states.
   const X* conv_in = static_cast<const X*>(p.conv_state) + read * p.conv_slot_stride;
   X v_taps[kGroups][kTaps];
-  const int64_t tile_offset =
-      int64_t{head} * (kDim * kDim) + group0 * (kTileRows * kDim) + Tile::Column(lane);
+  const int64_t tile_offset = int64_t{head} * (kDim * kDim) + group0 * (kTileRows * kDim) +
+                              Tile::FirstRow(lane) * kDim + Tile::Column(lane);
   Raw raw[kGroups][Tile::kAccesses];
   if (fresh != 0) {
 #pragma unroll
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
 #pragma unroll
       for (int i = 0; i < Tile::kAccesses; ++i) {
         raw[g][i] =
-            *reinterpret_cast<const Raw*>(state + (g * kTileRows + Tile::Row(i, lane)) * kDim);
+            *reinterpret_cast<const Raw*>(state + (g * kTileRows + i * Tile::kAccessRows) * kDim);
       }
     }
   }
@@ -356,7 +356,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
           held[g][i][c] = UpdateElement(held[g][i][c], k[c], decay, row_uk);
         }
         if (last) {
-          *reinterpret_cast<Raw*>(state_out + (g * kTileRows + Tile::Row(i, lane)) * kDim) =
+          *reinterpret_cast<Raw*>(state_out + (g * kTileRows + i * Tile::kAccessRows) * kDim) =
               Piece<S>::Pack(held[g][i]);
         }
       }

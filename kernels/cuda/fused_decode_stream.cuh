@@ -1,4 +1,6 @@
-// The fused decode step for K = V = 128 and W = 4 at large batches: bound by memory.
+// The fused decode step for K = V = 128, W = 4 and one token at larger batches, where one wave of
+// these blocks takes all the work: their copies run further ahead than those of whole heads
+// (fused_decode_whole.cuh), but more waves would end raggedly.
 //
 // A block works for one key head of one or two batch rows; a row's r = HV/H value heads are its
 // tiles, 128x128 of state each. What belongs to a key head of a row belongs to one block, so no
@@ -20,13 +22,13 @@
 #define KERNELS_CUDA_FUSED_DECODE_STREAM_CUH_
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 
 #include "kernels/cuda/async_copy.cuh"
 #include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/decode_step.cuh"
+#include "kernels/cuda/launch.h"
 
 namespace gdn::cuda::decode128 {
 
@@ -500,17 +502,9 @@ __global__ void __launch_bounds__(kStreamThreads, kStreamBlocks)
 
 template <typename X, typename S>
 cudaError_t LaunchStream(const DecodeParams& params, cudaStream_t stream) {
-  const auto kernel = StreamKernel<X, S>;
-  static std::atomic<uint64_t> prepared{0};  // One bit per device.
-  int device = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  const uint64_t bit = uint64_t{1} << device;
-  if ((prepared.load(std::memory_order_acquire) & bit) == 0) {
-    const cudaError_t error = cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(StreamShared<S>));
-    if (error != cudaSuccess) return error;
-    prepared.fetch_or(bit, std::memory_order_release);
-  }
+  constexpr auto kKernel = StreamKernel<X, S>;
+  const cudaError_t error = AllowSharedMemory<kKernel>(sizeof(StreamShared<S>), true);
+  if (error != cudaSuccess) return error;
   // Two tiles or more per block, so that one is on its way while one is worked on; no more than
   // that, since blocks get unequal shares of the bandwidth and the device hands out small ones more
   // evenly.
@@ -525,7 +519,7 @@ cudaError_t LaunchStream(const DecodeParams& params, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = params.early_start != 0 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, params);
+  return cudaLaunchKernelEx(&config, kKernel, params);
 }
 
 }  // namespace gdn::cuda::decode128

@@ -4,6 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "gdn/kernels/types.h"
@@ -30,6 +32,27 @@ struct Device {
   int multiprocessors;
 };
 gdn_status CurrentDevice(const char* op, Device* device);
+
+// Lets a kernel have this much dynamic shared memory on the current device, and, with `no_l1`, have
+// the multiprocessors give it all they can at the cost of their L1. Asked of the runtime on the
+// first use of a device.
+template <auto kKernel>
+cudaError_t AllowSharedMemory(size_t bytes, bool no_l1) {
+  static std::atomic<uint64_t> prepared{0};  // One bit per device.
+  int device = 0;
+  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
+  const uint64_t bit = uint64_t{1} << (device % 64);
+  if ((prepared.load(std::memory_order_acquire) & bit) != 0) return cudaSuccess;
+  const auto kernel = reinterpret_cast<const void*>(kKernel);
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           static_cast<int>(bytes));
+  if (error == cudaSuccess && no_l1) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared);
+  }
+  if (error == cudaSuccess) prepared.fetch_or(bit, std::memory_order_release);
+  return error;
+}
 
 // Whole blocks of `size` that cover `count`, for a grid-stride loop: at most 2^16.
 inline unsigned GridFor(int64_t count, int64_t size) {

@@ -1,6 +1,7 @@
-// Which kernels run: few rows take one launch of the skinny product; more take cuBLASLt, with the
-// norm before and the gate after it as kernels of their own. With batch_invariant more rows take
-// the tile product, which gives the bits of the skinny one; so do few rows before sm_90.
+// Which kernels run. Few rows take one launch of the skinny product, some tens the wide one, more
+// cuBLASLt, with the norm before and, for cuBLASLt, the gate after it as kernels of their own. With
+// batch_invariant all rows take the wide product, or where it cannot run the skinny one and the
+// tile product, which gives the same bits; so do few rows before sm_90.
 #include "gdn/kernels/linear.h"
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear.h"
 #include "kernels/cuda/linear_lt.h"
+#include "kernels/cuda/linear_wide.h"
 
 namespace gdn::cuda {
 namespace {
@@ -20,22 +22,31 @@ constexpr char kOp[] = "linear";
 constexpr char kPlanOp[] = "linear_plan_create";
 constexpr size_t kAlignment = 256;
 
-// Rows that the wide path takes at once: it bounds the workspace, and more would not be faster.
-constexpr int64_t kWideRows = 1024;
+// Rows that the tile product and cuBLASLt take at once: it bounds the workspace, and more would not
+// be faster.
+constexpr int64_t kPassRows = 1024;
+// Where the wide product is the fastest.
+constexpr int64_t kFewestWideRows = 9;
+constexpr int64_t kMostWideRows = 64;
+constexpr int64_t kMostWideOutputs = 32768;
 
 struct Plan final : gdn_linear_plan {
   int multiprocessors = 0;
   int shared_bytes = 0;
   int64_t skinny_rows = 0;  // At most that many; 0: none.
+  bool wide = false;        // The wide product can take this shape.
   LtProducts lt;
 };
 
-enum class Path { kSkinny, kTile, kLt };
+enum class Path { kSkinny, kTile, kWide, kLt };
 
 Path PathFor(const Plan& plan, int64_t rows) {
+  const bool invariant = plan.shape.batch_invariant != 0;
+  const bool wide_is_best = rows >= kFewestWideRows && rows <= kMostWideRows &&
+                            kernels::LinearOutputs(plan.shape) <= kMostWideOutputs;
+  if (plan.wide && (invariant || wide_is_best)) return Path::kWide;
   if (rows <= plan.skinny_rows) return Path::kSkinny;
-  if (plan.shape.batch_invariant != 0 || rows <= kLinearSkinnyRows) return Path::kTile;
-  return Path::kLt;
+  return invariant || rows <= kLinearSkinnyRows ? Path::kTile : Path::kLt;
 }
 
 bool NeedsRowsKernel(const gdn_linear_args& args) {
@@ -54,7 +65,7 @@ struct WideWorkspace {
 };
 WideWorkspace WideWorkspaceFor(const Plan& plan, int64_t call_rows) {
   const gdn_linear_shape& shape = plan.shape;
-  const int64_t rows = std::min(call_rows, kWideRows);
+  const int64_t rows = std::min(call_rows, kPassRows);
   const auto aligned = [](int64_t bytes) {
     return (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
   };
@@ -116,8 +127,8 @@ gdn_status PrepareRows(const gdn_exec& exec, const gdn_linear_args& args, int64_
   *n = {rows.x, args.x_row_stride};
   if (!NeedsRowsKernel(args)) return GDN_OK;
   *n = {exec.workspace, shape.k};
-  GDN_RETURN_IF_ERROR(
-      CheckCuda(kOp, LaunchLinearRows(shape.weight_dtype, rows, exec.workspace, Stream(exec))));
+  GDN_RETURN_IF_ERROR(CheckCuda(kOp, LaunchLinearRows(shape.weight_dtype, rows, exec.workspace,
+                                                      args.early_start != 0, Stream(exec))));
   return CheckLaunch(kOp);
 }
 
@@ -131,8 +142,8 @@ gdn_status Tile(const gdn_exec& exec, const gdn_linear_args& args, const Plan& p
   params.y_is_f32 = shape.y_dtype == GDN_F32;
   params.silu = shape.kind == GDN_LINEAR_SILU_MUL;
   params.accumulate = shape.accumulate != 0;
-  for (int64_t row = 0; row < args.rows; row += kWideRows) {
-    const int64_t rows = std::min(kWideRows, args.rows - row);
+  for (int64_t row = 0; row < args.rows; row += kPassRows) {
+    const int64_t rows = std::min(kPassRows, args.rows - row);
     PreparedRows n;
     GDN_RETURN_IF_ERROR(PrepareRows(exec, args, row, rows, &n));
     params.n = n.data;
@@ -146,14 +157,41 @@ gdn_status Tile(const gdn_exec& exec, const gdn_linear_args& args, const Plan& p
   return GDN_OK;
 }
 
+gdn_status Wide(const gdn_exec& exec, const gdn_linear_args& args, const Plan& plan) {
+  const gdn_linear_shape& shape = plan.shape;
+  LinearWideArgs wide = {};
+  wide.weight = args.weight;
+  wide.y_row_stride = args.y_row_stride;
+  wide.k = shape.k;
+  wide.outputs = kernels::LinearOutputs(shape);
+  wide.y_is_f32 = shape.y_dtype == GDN_F32;
+  wide.silu = shape.kind == GDN_LINEAR_SILU_MUL;
+  wide.accumulate = shape.accumulate != 0;
+  wide.early_start = args.early_start != 0;
+  for (int64_t row = 0; row < args.rows; row += kPassRows) {
+    const int64_t rows = std::min(kPassRows, args.rows - row);
+    PreparedRows n;
+    GDN_RETURN_IF_ERROR(PrepareRows(exec, args, row, rows, &n));
+    wide.n = n.data;
+    wide.n_row_stride = n.row_stride;
+    wide.rows = rows;
+    wide.y = RowOfY(args, row);
+    GDN_RETURN_IF_ERROR(CheckCuda(
+        kOp, LaunchLinearWide(shape.weight_dtype, wide,
+                              ChooseLinearWide(wide, plan.multiprocessors), Stream(exec))));
+    GDN_RETURN_IF_ERROR(CheckLaunch(kOp));
+  }
+  return GDN_OK;
+}
+
 gdn_status Lt(const gdn_exec& exec, const gdn_linear_args& args, const Plan& plan) {
   const gdn_linear_shape& shape = plan.shape;
   const bool gate = shape.kind == GDN_LINEAR_SILU_MUL;
   const WideWorkspace offsets = WideWorkspaceFor(plan, args.rows);
   char* const workspace = static_cast<char*>(exec.workspace);
   char* const p = workspace + offsets.p;
-  for (int64_t row = 0; row < args.rows; row += kWideRows) {
-    const int64_t rows = std::min(kWideRows, args.rows - row);
+  for (int64_t row = 0; row < args.rows; row += kPassRows) {
+    const int64_t rows = std::min(kPassRows, args.rows - row);
     PreparedRows n;
     GDN_RETURN_IF_ERROR(PrepareRows(exec, args, row, rows, &n));
     LtProduct product = {};
@@ -202,6 +240,11 @@ gdn_status MakeLinearPlan(const gdn_linear_shape& shape, std::unique_ptr<gdn_lin
         CheckCuda(kPlanOp, PrepareLinearSkinny(shape.weight_dtype, shape.k, plan->shared_bytes)));
   }
   GDN_RETURN_IF_ERROR(CheckCuda(kPlanOp, PrepareLinearTile(shape.weight_dtype)));
+  plan->wide = device.compute_capability == 90 &&
+               (shape.kind != GDN_LINEAR_SILU_MUL || kernels::LinearOutputs(shape) % 8 == 0);
+  if (plan->wide) {
+    GDN_RETURN_IF_ERROR(CheckCuda(kPlanOp, PrepareLinearWide(shape.weight_dtype)));
+  }
   if (PathFor(*plan, shape.max_rows) == Path::kLt) {
     LtShape lt = {};
     lt.n = shape.n;
@@ -210,7 +253,7 @@ gdn_status MakeLinearPlan(const gdn_linear_shape& shape, std::unique_ptr<gdn_lin
     lt.y_dtype = shape.kind == GDN_LINEAR_SILU_MUL ? GDN_F32 : shape.y_dtype;
     lt.accumulate = shape.accumulate != 0;
     lt.min_rows = kLinearSkinnyRows + 1;
-    lt.max_rows = std::min(shape.max_rows, kWideRows);
+    lt.max_rows = std::min(shape.max_rows, kPassRows);
     GDN_RETURN_IF_ERROR(plan->lt.Init(lt));
   }
   *made = std::move(plan);
@@ -229,6 +272,8 @@ gdn_status Linear(const gdn_exec& exec, const gdn_linear_args& args) {
       return Skinny(exec, args, plan);
     case Path::kTile:
       return Tile(exec, args, plan);
+    case Path::kWide:
+      return Wide(exec, args, plan);
     case Path::kLt:
       break;
   }

@@ -69,7 +69,7 @@ cudaError_t LaunchLinearTile(gdn_dtype weight_dtype, const LinearTileParams& par
                              int multiprocessors, cudaStream_t stream);
 
 // n [rows, k], dense, in the weight's type: the same bits as inside the skinny product.
-cudaError_t LaunchLinearRows(gdn_dtype weight_dtype, const LinearRows& rows, void* n,
+cudaError_t LaunchLinearRows(gdn_dtype weight_dtype, const LinearRows& rows, void* n, bool early,
                              cudaStream_t stream);
 
 // y[m, j] = silu(p[m, j]) * p[m, outputs + j]; p has the row stride p_row_stride.

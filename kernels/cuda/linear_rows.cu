@@ -3,18 +3,23 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/linear_launch.h"
 
 namespace gdn::cuda {
 namespace linear {
 namespace {
 
-// One block a row.
+// One block a row. What follows may fetch its weights while the kernel before this one runs, so it
+// is let in at once; it waits for this kernel, which waits for that one.
 template <typename W>
 __global__ void __launch_bounds__(kThreads) RowsKernel(const __grid_constant__ LinearRows p, W* n) {
   __shared__ NormScratch scratch;
   const Slice slice = SliceOf(p.k, static_cast<int>(threadIdx.x) / 32);
   const float4 weight = LoadNormWeight(p, slice);
+  AllowNextKernel();
+  WaitForPreviousKernel();
   PrepareRows<W, 1>(p, static_cast<int>(blockIdx.x), slice, weight, &scratch,
                     [&](int row, int element, uint2 values) {
                       const int k = slice.first * kStep + element;
@@ -81,15 +86,15 @@ void LaunchGate(const LinearGateParams& a, cudaStream_t stream) {
 }  // namespace
 }  // namespace linear
 
-cudaError_t LaunchLinearRows(gdn_dtype weight_dtype, const LinearRows& rows, void* n,
+cudaError_t LaunchLinearRows(gdn_dtype weight_dtype, const LinearRows& rows, void* n, bool early,
                              cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(rows.rows);
   if (weight_dtype == GDN_BF16) {
-    linear::RowsKernel<<<blocks, linear::kThreads, 0, stream>>>(rows, static_cast<Bf16*>(n));
-  } else {
-    linear::RowsKernel<<<blocks, linear::kThreads, 0, stream>>>(rows, static_cast<F16*>(n));
+    return LaunchMaybeEarly(early, blocks, linear::kThreads, 0, stream, linear::RowsKernel<Bf16>,
+                            rows, static_cast<Bf16*>(n));
   }
-  return cudaGetLastError();
+  return LaunchMaybeEarly(early, blocks, linear::kThreads, 0, stream, linear::RowsKernel<F16>, rows,
+                          static_cast<F16*>(n));
 }
 
 cudaError_t LaunchLinearGate(const LinearGateParams& params, cudaStream_t stream) {

@@ -2,9 +2,10 @@
 // summation for both.
 //
 // From global memory (SplitTile): an access of the warp covers 512 neighbouring bytes, which the
-// memory system likes best; a lane holds 16 bytes of each of its accesses, and sums over a row go
-// through all lanes that share it. From shared memory (StreamTile): eight lanes share a row, a lane
-// has sixteen columns of two rows, and sums are short.
+// memory system likes best; a lane holds 16 bytes of each of its accesses, access i in row
+// FirstRow(lane) + i kAccessRows, and sums over a row go through all lanes that share it. From
+// shared memory (StreamTile): eight lanes share a row, a lane has sixteen columns of two rows, and
+// sums are short.
 //
 // Order of a sum over a row's columns: within 16 bytes of FP32 or BF16 state in sequence; then
 // those whose columns differ by 32 (FP32: by 32, then by 64; BF16: by 64), then pairs of neighbours
@@ -76,10 +77,11 @@ struct SplitTile;
 template <>
 struct SplitTile<float> {
   static constexpr int kAccesses = 8;
+  static constexpr int kAccessRows = 1;
   static __device__ int Column(int lane) { return 4 * lane; }
-  static __device__ int Row(int access, int) { return access; }
+  static __device__ int FirstRow(int) { return 0; }
   static __device__ int OwnRow(int lane) { return (lane >> 4) << 2 | (lane >> 1 & 3); }
-  // A lane whose own row is Row(access, lane).
+  // A lane whose own row is that of the access.
   static __device__ int Owner(int access, int) { return (access & 4) << 2 | (access & 3) << 1; }
   static __device__ float SumColumns(float value) { return SumOverLanes<8, 16, 4, 2, 1>(value); }
   static __device__ float SumRows(float value) { return SumOverLanes<16, 2, 4>(value); }
@@ -88,8 +90,9 @@ struct SplitTile<float> {
 template <>
 struct SplitTile<Bf16> {
   static constexpr int kAccesses = 4;
+  static constexpr int kAccessRows = 2;
   static __device__ int Column(int lane) { return 8 * (lane & 15); }
-  static __device__ int Row(int access, int lane) { return 2 * access + (lane >> 4); }
+  static __device__ int FirstRow(int lane) { return lane >> 4; }
   static __device__ int OwnRow(int lane) { return (lane >> 1 & 3) << 1 | lane >> 4; }
   static __device__ int Owner(int access, int lane) { return (lane & 16) | access << 1; }
   static __device__ float SumColumns(float value) { return SumOverLanes<8, 4, 2, 1>(value); }

@@ -1,0 +1,196 @@
+// The wide product. y^T = w n^T by the matrix instructions of sm_90a, so that the M of an
+// instruction, always 64, lies along the weight, and its N along the rows of n, few or many.
+//
+// A block multiplies 64 rows of the weight (with a gate 32 of gate and 32 of up) by 32, 64 or 128
+// rows of n. Both come by the copy engine through rings of their own in shared memory: the weight's
+// fills while the kernel before this one still runs (early_start), and since two blocks fit into a
+// multiprocessor, the kernel after this one does the same meanwhile: the memory never rests.
+//
+// Blocks of a cluster share what they read: one fetches rows of n, or of the weight, for several.
+// Where the weight has few rows the blocks of a cluster divide K, and each adds up some of the
+// cluster's results, always in the same order.
+#include "kernels/cuda/linear_wide.cuh"
+
+#include <algorithm>
+
+namespace gdn::cuda {
+namespace linear {
+namespace {
+
+// Two blocks a multiprocessor; each also takes 1 KiB for the system, its barriers, and up to the
+// alignment of its slots.
+constexpr int kWideSharedBytes = 110 * 1024;
+
+constexpr int kMostSplits = 8;
+
+int CeilDiv(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
+
+int WeightRows(const LinearWideArgs& args) {
+  return static_cast<int>(args.silu ? 2 * args.outputs : args.outputs);
+}
+
+int SumsBytes(const LinearWideTiling& tiling) {
+  return tiling.splits * kWideColumns * (tiling.rows / tiling.splits + 2) * 4;
+}
+
+}  // namespace
+
+template <typename W, int kRows, bool kGate, int kSplits>
+cudaError_t LaunchTile(const LinearWideArgs& args, const LinearWideTiling& tiling,
+                       const LinearWideParams& params, cudaStream_t stream) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = static_cast<unsigned>(tiling.share_n);
+  attributes[0].val.clusterDim.y = static_cast<unsigned>(tiling.share_w);
+  attributes[0].val.clusterDim.z = static_cast<unsigned>(tiling.splits);
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  const auto whole = [](int count, int size) { return (count + size - 1) / size * size; };
+  cudaLaunchConfig_t config = {};
+  config.gridDim.x =
+      static_cast<unsigned>(whole(CeilDiv(WeightRows(args), kWideColumns), tiling.share_n));
+  config.gridDim.y = static_cast<unsigned>(whole(CeilDiv(args.rows, kRows), tiling.share_w));
+  config.gridDim.z = static_cast<unsigned>(tiling.splits);
+  config.blockDim = kWideThreads;
+  config.dynamicSmemBytes = kWideSharedBytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = args.early_start ? 2 : 1;
+  return cudaLaunchKernelEx(&config, WideKernel<W, kRows, kGate, kSplits>, params);
+}
+
+template <typename W, bool kGate, int kSplits>
+cudaError_t Launch(const LinearWideArgs& args, const LinearWideTiling& tiling,
+                   const LinearWideParams& params, cudaStream_t stream) {
+  switch (tiling.rows) {
+    case 16:
+      return LaunchTile<W, 16, kGate, kSplits>(args, tiling, params, stream);
+    case 32:
+      return LaunchTile<W, 32, kGate, kSplits>(args, tiling, params, stream);
+    case 64:
+      return LaunchTile<W, 64, kGate, kSplits>(args, tiling, params, stream);
+    default:
+      return LaunchTile<W, 128, kGate, kSplits>(args, tiling, params, stream);
+  }
+}
+
+template <typename W, bool kGate, int kSplits>
+cudaError_t PrepareKernels() {
+  for (const auto kernel :
+       {WideKernel<W, 16, kGate, kSplits>, WideKernel<W, 32, kGate, kSplits>,
+        WideKernel<W, 64, kGate, kSplits>, WideKernel<W, 128, kGate, kSplits>}) {
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWideSharedBytes);
+    if (error != cudaSuccess) return error;
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+template <typename W>
+cudaError_t Prepare() {
+  cudaError_t error = PrepareKernels<W, false, 1>();
+  if (error == cudaSuccess) error = PrepareKernels<W, false, kMostSplits>();
+  if (error == cudaSuccess) error = PrepareKernels<W, true, 1>();
+  return error;
+}
+
+// The weight as the copy engine sees it: with a gate, blocks of eight rows of gate and of up.
+cudaError_t EncodeWeight(gdn_dtype dtype, const LinearWideArgs& args,
+                         const LinearWideTiling& tiling, CUtensorMap* map) {
+  const auto k = static_cast<uint64_t>(args.k);
+  const auto rows = static_cast<uint64_t>(args.outputs);
+  const auto part = static_cast<uint32_t>(kWideColumns / tiling.share_w);
+  TensorMapShape shape = {};
+  if (args.silu) {
+    shape.rank = 4;
+    shape.size = {k, 8, 2, rows / 8};
+    shape.stride_bytes = {k * 2, rows * k * 2, 8 * k * 2};
+    shape.box = {kWideStage, 8, 2, part / 16};
+  } else {
+    shape.rank = 2;
+    shape.size = {k, rows, 1, 1};
+    shape.stride_bytes = {k * 2, 0, 0};
+    shape.box = {kWideStage, part, 1, 1};
+  }
+  return EncodeTensorMap(dtype, args.weight, shape, map);
+}
+
+cudaError_t EncodeN(gdn_dtype dtype, const LinearWideArgs& args, const LinearWideTiling& tiling,
+                    CUtensorMap* map) {
+  TensorMapShape shape = {};
+  shape.rank = 2;
+  shape.size = {static_cast<uint64_t>(args.k), static_cast<uint64_t>(args.rows), 1, 1};
+  shape.stride_bytes = {static_cast<uint64_t>(args.n_row_stride) * 2, 0, 0};
+  shape.box = {kWideStage, static_cast<uint32_t>(tiling.rows / tiling.share_n), 1, 1};
+  return EncodeTensorMap(dtype, args.n, shape, map);
+}
+
+}  // namespace linear
+
+LinearWideTiling ChooseLinearWide(const LinearWideArgs& args, int multiprocessors) {
+  using namespace linear;
+  LinearWideTiling tiling = {};
+  tiling.rows = args.rows <= 16 ? 16 : args.rows <= 32 ? 32 : args.rows <= 64 ? 64 : 128;
+  // Where the weight has few rows, K is divided too.
+  const bool few = CeilDiv(WeightRows(args), kWideColumns) * 4 <= multiprocessors;
+  tiling.splits = few && !args.silu ? kMostSplits : 1;
+  tiling.share_n = tiling.splits > 1 ? 1 : 2;
+  tiling.share_w = tiling.splits == 1 && args.rows > tiling.rows ? 2 : 1;
+
+  // The ring of n holds what hides its way from the L2; the weight, which comes from further away,
+  // gets the rest, and what it does not need goes back to n.
+  const int stages = CeilDiv(CeilDiv(args.k, kWideStage), tiling.splits);
+  const int sums = tiling.splits > 1 ? SumsBytes(tiling) : 0;
+  const int n_bytes = tiling.rows * kWideStageBytes;
+  const int space = kWideSharedBytes - kWideAlignment - sums;
+  tiling.n_slots = std::min(stages, tiling.rows == 128 ? 3 : 6);
+  tiling.w_slots =
+      std::min({stages, kMaxWideSlots, (space - tiling.n_slots * n_bytes) / kWideWeightBytes});
+  tiling.n_slots =
+      std::min({stages, kMaxWideSlots, (space - tiling.w_slots * kWideWeightBytes) / n_bytes});
+  return tiling;
+}
+
+cudaError_t PrepareLinearWide(gdn_dtype weight_dtype) {
+  const cudaError_t error = PrepareTensorMaps();
+  if (error != cudaSuccess) return error;
+  return weight_dtype == GDN_BF16 ? linear::Prepare<Bf16>() : linear::Prepare<F16>();
+}
+
+cudaError_t LaunchLinearWide(gdn_dtype weight_dtype, const LinearWideArgs& args,
+                             const LinearWideTiling& tiling, cudaStream_t stream) {
+  using namespace linear;
+  LinearWideParams params = {};
+  cudaError_t error = EncodeWeight(weight_dtype, args, tiling, &params.weight);
+  if (error != cudaSuccess) return error;
+  error = EncodeN(weight_dtype, args, tiling, &params.n);
+  if (error != cudaSuccess) return error;
+  params.y = args.y;
+  params.y_row_stride = args.y_row_stride;
+  params.rows = static_cast<int32_t>(args.rows);
+  params.outputs = static_cast<int32_t>(args.outputs);
+  params.stages = CeilDiv(args.k, kWideStage);
+  params.stages_per_split = CeilDiv(params.stages, tiling.splits);
+  params.n_slots = tiling.n_slots;
+  params.w_slots = tiling.w_slots;
+  // Behind the slots, and behind what is sent, which lies where the slots were.
+  params.sums_offset =
+      std::max(tiling.w_slots * kWideWeightBytes + tiling.n_slots * tiling.rows * kWideStageBytes,
+               SumsBytes(tiling));
+  params.y_is_f32 = args.y_is_f32;
+  params.accumulate = args.accumulate;
+  params.y_vectors =
+      !args.y_is_f32 && args.y_row_stride % 8 == 0 && reinterpret_cast<uintptr_t>(args.y) % 16 == 0;
+  const auto choose = [&]<typename W>() {
+    if (args.silu) return Launch<W, true, 1>;
+    return tiling.splits > 1 ? Launch<W, false, kMostSplits> : Launch<W, false, 1>;
+  };
+  const auto launch =
+      weight_dtype == GDN_BF16 ? choose.operator()<Bf16>() : choose.operator()<F16>();
+  return launch(args, tiling, params, stream);
+}
+
+}  // namespace gdn::cuda
