@@ -10,7 +10,7 @@
 namespace gdn::metrics {
 namespace {
 
-constexpr int kOps = 14;     // Of either pipeline.
+constexpr int kOps = 14;     // Of the CPU pipeline.
 constexpr int kOpRuns = 64;  // Of a decode step of six layers.
 
 struct Fixture {

@@ -131,7 +131,7 @@ TEST_F(MetricsTest, EverythingIsThereAndZeroBeforeAnythingHappens) {
   }
 }
 
-// Both pipelines have 14 ops; two more may come.
+// The CPU pipeline has 14 ops, the most; two more may come.
 TEST(MetricsSizeTest, AServerHasAtMost1500Series) {
   Metrics metrics("1.2.3");
   std::vector<std::string> names;
