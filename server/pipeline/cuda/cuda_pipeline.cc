@@ -142,6 +142,7 @@ absl::Status CudaPipeline::Create(model::Model model, CudaReport* report) {
   report->state_bytes = info_.num_slots * info_.state_bytes_per_slot;
   report->free_bytes = left->free_bytes;
   report->num_graphs = graphs_.size();
+  report->graph_sizes = graphs_.Sizes();
   return absl::OkStatus();
 }
 
