@@ -109,7 +109,8 @@ TEST(GatedRmsNormFp8, Q3RowScaleQuantisesTheRoundedResult) {
         }
       }
       // REF scales in FP64, where a near tie of FP32 may fall the other way.
-      EXPECT_LE(differ, backend.backend == GDN_BACKEND_REF ? 3 : 0) << backend.name << x;
+      EXPECT_LE(differ, backend.backend == GDN_BACKEND_REF ? plain.y.size() / 1000 : 0)
+          << backend.name << x;
       EXPECT_LE(error.value(), 0.04);
       EXPECT_EQ(got.amax.Get(0), LargestOf(plain.y, 0, plain.y.size()));
       EXPECT_EQ(got.rstd.bytes(), plain.rstd.bytes());  // Q4: the statistics stay those of FP32

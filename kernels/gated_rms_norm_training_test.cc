@@ -73,7 +73,8 @@ TEST(GatedRmsNormTraining, B11B17B18EveryTypeAndModeMatchesRef) {
               ASSERT_LE(ErrorOf(got.rstd, expected.rstd), 1e-6);
               ASSERT_LE(ErrorOf(got.y, expected.y), WorstRounding(x));
               ASSERT_LE(ErrorOf(got.dgate, expected.dgate), WorstRounding(gate) + tie);
-              ASSERT_LE(ErrorOf(got.dgamma, expected.dgamma), WorstRounding(gamma) + tie);
+              // Rows of either sign partly cancel.
+              ASSERT_LE(ErrorOf(got.dgamma, expected.dgamma), 2 * WorstRounding(gamma) + tie);
               // With one element x-hat is one, and dx the small rest of a cancellation.
               if (dim > 1) {
                 ASSERT_LE(ErrorOf(got.dx, expected.dx), 2 * WorstRounding(x) + tie);
