@@ -1,4 +1,6 @@
 // Gated RMSNorm for training: every layout of x, gate and dy has the bits of the dense one.
+#include <sys/mman.h>
+
 #include "kernels/gated_rms_norm_training_test_util.h"
 
 namespace gdn::kernels {
@@ -146,6 +148,35 @@ TEST(GatedRmsNormLayout, T6SmallInputsAndWideRows) {
       EXPECT_LE(ErrorOf(got.dgamma, expected.dgamma), bound);
     }
   }
+}
+
+// Rows further apart than 2^31 elements, in address space that is reserved and hardly touched.
+TEST(GatedRmsNormLayout, X6OffsetsAreSixtyFourBits) {
+  constexpr int64_t kStride = (int64_t{1} << 32) + 40;
+  constexpr size_t kBytes = (kStride + 64) * sizeof(uint16_t);
+  void* const memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) GTEST_SKIP() << "no address space for " << kBytes << " bytes";
+  Problem p;
+  p.shape = {2, 1, 1, 64};
+  Random random(44);
+  p.Fill(random);
+  for (int64_t row = 0; row < 2; ++row) {
+    for (int64_t i = 0; i < 64; ++i) {
+      Store(memory, GDN_BF16, row * kStride + i, p.x.Get(p.shape, row, i));
+    }
+  }
+  for (const Backend& backend : {kRef, CpuBackend(0)}) {
+    const Execution execution(backend);
+    Results expected, got;
+    RunForward(execution, p, expected);
+    gdn_gated_rms_norm_forward_args args = ForwardArgs(p, got);
+    args.in.x = memory;
+    args.in.x_strides.batch = kStride;
+    ASSERT_EQ(gdn_gated_rms_norm_forward(execution.exec(), &args), GDN_OK) << gdn_last_error();
+    EXPECT_EQ(got.y.bytes(), expected.y.bytes());
+  }
+  munmap(memory, kBytes);
 }
 
 }  // namespace

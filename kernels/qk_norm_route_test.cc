@@ -177,6 +177,27 @@ TEST(QkNormRoute, A2CallerNormalisesEachHeadAlone) {
   }
 }
 
+// A5: a key head replicated for its value heads, before the norm or after it, has the same bits.
+TEST(QkNormRoute, A5ReplicationCommutesWithTheNorm) {
+  for (const Backend& backend : {kRef, CpuBackend(0)}) {
+    constexpr int64_t kWide = 100;
+    Tensor one(GDN_BF16, kWide), four(GDN_BF16, 4 * kWide);
+    Random random(81);
+    FillNormal(random, one);
+    for (int64_t i = 0; i < four.size(); ++i) four.Set(i, one.Get(i % kWide));
+    for (Tensor* heads : {&one, &four}) {
+      const gdn_qk_norm_prepare_args args = {
+          GDN_RULE_GDN2, 1,      1, heads->size() / kWide, kWide, heads->data(), GDN_BF16,
+          heads->size(), nullptr};
+      gdn_qk_norm_route route{};
+      ASSERT_EQ(gdn_qk_norm_prepare(Execution(backend).exec(), &args, &route), GDN_OK);
+    }
+    for (int64_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(four.Slice(i * kWide, (i + 1) * kWide), one.bytes());
+    }
+  }
+}
+
 // A3: eps stands inside the root, on the sum. The other forms in use give 1, 0.9990 and 1 for the
 // first of these rows, and 1, 0.9999 and 1 for the second.
 TEST(QkNormRoute, A3FormOfEps) {
