@@ -52,8 +52,9 @@ HWY_INLINE F32Vec WeightOf(F32 d, const GatedInput& in, int64_t i, int64_t count
   return hn::Add(LoadVec(d, in.gamma, in.gamma_dtype, i, count), offset);
 }
 
-// SiluOf keeps a floor of 1e-38 under its exponential, which a gate below -1e30 would multiply up to
-// where it shows; from -1e4 on the result is as good as zero. A NaN passes the comparison.
+// SiluOf keeps a floor of 1e-38 under its exponential, which a gate below -1e30 would multiply up
+// to where it shows; below -1e4 the result is as good as zero. A NaN fails the comparison and
+// stays.
 HWY_INLINE F32Vec ActOf(F32 d, const GatedInput& in, F32Vec gate) {
   if (in.activation == GDN_GATE_SIGMOID) return SigmoidOf(d, gate);
   const auto least = hn::Set(d, -1e4f);

@@ -32,8 +32,9 @@
  *  GDN_UNSUPPORTED_TYPE for a gate of the other 16-bit type; GDN_BACKEND_UNAVAILABLE for CUDA,
  *  which does not have these ops yet. Zero rows succeed: amax and dgamma, where given, become 0.
  *
- *  Serving uses gdn_gated_rms_norm, whose y has the same bits on the CPU with round_before_gate.
- *  Sources: Megatron-LM, megatron/core (fused gated norm); TransformerEngine, issue 3724.
+ *  Serving uses gdn_gated_rms_norm, whose y has the same bits on the CPU with round_before_gate,
+ * for eps > 0 and gates above -1e4. Sources: Megatron-LM, megatron/core (fused gated norm);
+ * TransformerEngine, issue 3724.
  */
 #ifndef GDN_KERNELS_GATED_RMS_NORM_TRAINING_H_
 #define GDN_KERNELS_GATED_RMS_NORM_TRAINING_H_
