@@ -3,7 +3,7 @@
 
 target_sources(gdn_kernels PRIVATE
   capi/fused_decode.cc capi/fused_prefill.cc ref/fused_decode.cc ref/fused_prefill.cc)
-gdn_test(kernels_fused_test SRCS fused_decode_test.cc DEPS gdn_kernels)
+gdn_test(kernels_fused_test SRCS fused_decode_test.cc fused_prefill_test.cc DEPS gdn_kernels)
 
 if(NOT GDN_CUDA)
   return()

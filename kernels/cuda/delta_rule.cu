@@ -8,8 +8,8 @@
 #include "kernels/cuda/math.cuh"
 
 // The rule as a recurrence over a sequence's tokens, for the step and for those prefills that the
-// chunked kernel does not cover: correct, though token by token. A warp keeps kRows rows of a head's state in registers, a lane every 32nd
-// column of them, and needs nothing of the other rows.
+// chunked kernel does not cover: correct, though token by token. A warp keeps kRows rows of a
+// head's state in registers, a lane every 32nd column of them, and needs nothing of the other rows.
 
 namespace gdn::cuda {
 namespace {

@@ -20,19 +20,11 @@ constexpr int kSharedAlignment = 1024;
 template <int kStates>
 constexpr int kThreads = kGroup*(2 + kStates);
 
-// Registers of a role's threads: their sum over the groups is what a multiprocessor has.
+// Registers of a role's threads. With two state roles they are all that a multiprocessor has.
 template <int kStates>
-struct Registers;
-template <>
-struct Registers<2> {
-  static constexpr int kState = 192;
-  static constexpr int kOther = 64;
-};
-template <>
-struct Registers<1> {
-  static constexpr int kState = 240;
-  static constexpr int kOther = 128;
-};
+constexpr int kStateRegisters = kStates == 2 ? 192 : 240;
+template <int kStates>
+constexpr int kOtherRegisters = kStates == 2 ? 64 : 128;
 
 template <typename X, int kStates, typename S>
 __global__ void __launch_bounds__(kThreads<kStates>, 1) Kernel(const __grid_constant__ Params p) {
@@ -57,13 +49,13 @@ __global__ void __launch_bounds__(kThreads<kStates>, 1) Kernel(const __grid_cons
   const int thread = static_cast<int>(threadIdx.x) % kGroup;
   const int role = static_cast<int>(threadIdx.x) / kGroup;
   if (role == 0) {
-    ShrinkRegisters<Registers<kStates>::kOther>();
+    ShrinkRegisters<kOtherRegisters<kStates>>();
     KeysRole<X, kStates>(p, shared, thread);
   } else if (role == 1) {
-    ShrinkRegisters<Registers<kStates>::kOther>();
+    ShrinkRegisters<kOtherRegisters<kStates>>();
     SolveRole<kStates>(p, shared, thread);
   } else {
-    GrowRegisters<Registers<kStates>::kState>();
+    GrowRegisters<kStateRegisters<kStates>>();
     StateRole<X, kStates, S>(p, shared, role - 2, thread).Run();
   }
 #endif

@@ -21,16 +21,6 @@ using pipeline::SequenceOutput;
 
 constexpr char kDemo[] = "deploy/models/demo-gdn-7m";
 
-std::vector<int32_t> Tokens(size_t sequence, size_t length) {
-  std::vector<int32_t> tokens(length);
-  uint32_t state = 12345u + 977u * static_cast<uint32_t>(sequence);
-  for (int32_t& token : tokens) {
-    state = state * 1664525u + 1013904223u;
-    token = static_cast<int32_t>(32u + (state >> 16) % 95u);
-  }
-  return tokens;
-}
-
 class CudaPipelineTest : public testing::Test {
  protected:
   void SetUp() override { GDN_NEED_GPU(); }
@@ -49,7 +39,7 @@ class CudaPipelineTest : public testing::Test {
   static std::vector<int32_t> Prefill(pipeline::Pipeline* stack, size_t n,
                                       std::vector<SampleSpec>& samples) {
     std::vector<std::vector<int32_t>> prompts;
-    for (size_t i = 0; i < n; ++i) prompts.push_back(Tokens(i, 4 + i % 7));
+    for (size_t i = 0; i < n; ++i) prompts.push_back(TextTokens(i, 4 + i % 7));
     std::vector<SequenceInput> batch;
     for (size_t i = 0; i < n; ++i) {
       samples[i].position = static_cast<int64_t>(prompts[i].size());
@@ -219,27 +209,10 @@ class CudaBatchTest : public CudaPipelineTest, public testing::WithParamInterfac
 
 TEST_P(CudaBatchTest, RaggedPrefill) {
   const auto stack = Load({.batch_invariant = GetParam(), .max_step_tokens = 2048});
-  const std::vector<size_t> lengths = {0, 1, 3, 64, 65, 500, 2, 63, 128, 1};
-  std::vector<std::vector<int32_t>> prompts;
-  std::vector<SequenceInput> batch;
-  for (size_t i = 0; i < lengths.size(); ++i) prompts.push_back(Tokens(i, lengths[i]));
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    batch.push_back({.write_slot = static_cast<int64_t>(1 + i),
-                     .fresh = true,
-                     .tokens = prompts[i],
-                     .want_logits = Positions::kAll});
-  }
-  std::vector<SequenceOutput> outputs;
-  ASSERT_TRUE(stack->Run(batch, &outputs).ok());
-  std::vector<std::vector<float>> together;
-  for (const SequenceOutput& output : outputs) {
-    together.emplace_back(output.logits.begin(), output.logits.end());
-  }
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    SCOPED_TRACE(lengths[i]);
-    Session alone(stack.get(), 100);
-    ExpectSame(together[i], alone.Feed(prompts[i], Positions::kAll));
-  }
+  CompareRaggedPrefill(stack.get(),
+                       [&](std::span<const float> together, std::span<const float> alone) {
+                         ExpectSame(together, alone);
+                       });
 }
 
 // A sequence alone, and as one of 256, at several places of the batch.
@@ -341,9 +314,30 @@ TEST_F(CudaPipelineTest, TimesOpsOnChosenSteps) {
       EXPECT_GT(ns, 0);
       ops.insert(std::string(op));
       ++count;
+      kernels_ns += ns;
+    }
+    void OnDecodeStateBytes(int64_t bytes) override { state_bytes += bytes; }
+    void OnGraphReplay(bool hit, int64_t padding_rows) override {
+      ++(hit ? hits : misses);
+      padding += padding_rows;
+    }
+    // Comes after the ops of the same step, whose times must add up to it.
+    void OnGpuBusy(pipeline::Phase, int64_t ns) override {
+      ++steps;
+      EXPECT_GT(ns, 0);
+      if (kernels_ns == 0) return;
+      EXPECT_NEAR(static_cast<double>(kernels_ns), static_cast<double>(ns),
+                  0.05 * static_cast<double>(ns));
+      kernels_ns = 0;
     }
     std::set<std::string> ops;
     int count = 0;
+    int steps = 0;
+    int hits = 0;
+    int misses = 0;
+    int64_t padding = 0;
+    int64_t state_bytes = 0;
+    int64_t kernels_ns = 0;
   };
   const auto stack = Load({.timed_interval = 4});
   Timer timer;
@@ -362,6 +356,12 @@ TEST_F(CudaPipelineTest, TimesOpsOnChosenSteps) {
        {"in_proj", "fused_decode", "out_proj", "gate_up_proj", "down_proj", "head", "sample"}) {
     EXPECT_TRUE(timer.ops.contains(op)) << op;
   }
+  EXPECT_EQ(timer.steps, 6);
+  EXPECT_EQ(timer.misses, 2);
+  EXPECT_EQ(timer.hits, 4);
+  EXPECT_EQ(timer.padding, 0);
+  EXPECT_EQ(timer.state_bytes, 2 * 2 * stack->info().state_bytes_per_slot);
+  EXPECT_GT(stack->info().weight_bytes, 0);
   const std::set<std::string> names(stack->OpNames().begin(), stack->OpNames().end());
   for (const std::string& op : timer.ops) EXPECT_TRUE(names.contains(op)) << op;
   stack->set_kernel_timer(nullptr);
