@@ -33,7 +33,8 @@ typedef enum gdn_status {
   GDN_UNSUPPORTED_SHAPE = 2, /*!< Legal, but no kernel of this back end covers the extents. */
   GDN_UNSUPPORTED_TYPE = 3,  /*!< Legal, but no kernel of this back end covers the element type. */
   GDN_WORKSPACE_TOO_SMALL = 4, /*!< exec.workspace is smaller than the size query's answer. */
-  GDN_BACKEND_UNAVAILABLE = 5, /*!< The back end is not compiled in, or its device is absent. */
+  GDN_BACKEND_UNAVAILABLE = 5, /*!< The back end is not compiled in, does not have the op, or its
+                                    device is absent. */
   GDN_DEVICE_ERROR = 6,        /*!< The device runtime or a library below reported an error. */
 } gdn_status;
 

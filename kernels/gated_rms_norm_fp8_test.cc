@@ -1,0 +1,187 @@
+// Gated RMSNorm for training: FP8 E4M3 output, its scales and the amax.
+#include <algorithm>
+
+#include "kernels/common/fp8.h"
+#include "kernels/gated_rms_norm_training_test_util.h"
+
+namespace gdn::kernels {
+namespace {
+
+struct Fp8Results {
+  std::vector<uint8_t> y;  // between two guards of 3 bytes
+  Guarded rstd, scale_inv, amax;
+  uint8_t Y(int64_t i) const { return y[static_cast<size_t>(3 + i)]; }
+};
+
+Fp8Results RunFp8(const Backend& backend, const Problem& p, gdn_fp8_scaling fp8, float scale) {
+  Fp8Results r;
+  r.y.assign(static_cast<size_t>(p.shape.count()) + 6, 0xab);
+  r.rstd = Guarded(GDN_F32, p.shape.rows());
+  r.scale_inv = Guarded(GDN_F32, fp8 == GDN_FP8_ROW ? p.shape.rows() : 1);
+  r.amax = Guarded(GDN_F32, 1);
+  gdn_gated_rms_norm_forward_args args{};
+  args.in = p.Input();
+  args.eps = p.eps;
+  args.y = r.y.data() + 3;
+  args.rstd = static_cast<float*>(r.rstd.data());
+  args.fp8 = fp8;
+  args.fp8_scale = &scale;
+  args.fp8_scale_inv = static_cast<float*>(r.scale_inv.data());
+  args.amax = static_cast<float*>(r.amax.data());
+  const Execution execution(backend);
+  EXPECT_EQ(gdn_gated_rms_norm_forward(execution.exec(), &args), GDN_OK) << gdn_last_error();
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(r.y[i] == 0xab && r.y[r.y.size() - 1 - i] == 0xab);
+  }
+  r.rstd.ExpectGuards("rstd");
+  r.scale_inv.ExpectGuards("fp8_scale_inv");
+  r.amax.ExpectGuards("amax");
+  return r;
+}
+
+Problem Make(uint32_t seed, gdn_dtype x, int64_t dim = 128) {
+  Problem p;
+  p.shape = {2, 37, 3, dim};
+  p.x_dtype = p.gate_dtype = x;
+  p.gate_layout = Layout::kBatchFirstSlice;
+  Random random(seed);
+  p.Fill(random);
+  return p;
+}
+
+float LargestOf(const Guarded& y, int64_t begin, int64_t end) {
+  float largest = 0.0f;
+  for (int64_t i = begin; i < end; ++i) largest = std::max(largest, std::fabs(y.Get(i)));
+  return largest;
+}
+
+// Against the nearest of the 256 values, ties to the even mantissa: nothing of the conversion's.
+uint8_t NearestE4m3(float value) {
+  uint8_t best = 0;
+  double distance = INFINITY;
+  for (int code = 0; code < 127; ++code) {
+    const double magnitude = code < 8 ? code * 0x1p-9 : (8 + code % 8) * std::exp2(code / 8 - 10);
+    const double error = std::abs(std::fabs(value) - magnitude);
+    if (error < distance || (error == distance && code % 2 == 0)) {
+      best = static_cast<uint8_t>(code);
+      distance = error;
+    }
+  }
+  return static_cast<uint8_t>(best | (std::signbit(value) ? 0x80 : 0));
+}
+
+TEST(Fp8Conversion, RoundsToTheNearestAndSaturates) {
+  Random random(60);
+  for (int i = 0; i < 20000; ++i) {
+    const float value = random.Normal() * std::exp2(random.Uniform(-12.0f, 9.0f));
+    ASSERT_EQ(F32ToE4m3(value), NearestE4m3(value)) << value;
+  }
+  for (int code = 0; code < 127; ++code) {
+    const float exact = E4m3ToF32(static_cast<uint8_t>(code));
+    EXPECT_EQ(F32ToE4m3(exact), code);
+    EXPECT_EQ(F32ToE4m3(-exact), code | 0x80);
+    if (code == 126) break;
+    const float tie = (exact + E4m3ToF32(static_cast<uint8_t>(code + 1))) / 2.0f;
+    EXPECT_EQ(F32ToE4m3(tie), code % 2 == 0 ? code : code + 1) << tie;
+    EXPECT_EQ(F32ToE4m3(std::nextafter(tie, 1e9f)), code + 1);
+  }
+  EXPECT_EQ(F32ToE4m3(449.0f), 0x7e);
+  EXPECT_EQ(F32ToE4m3(-INFINITY), 0xfe);
+  EXPECT_EQ(F32ToE4m3(NAN) & 0x7f, 0x7f);
+  EXPECT_EQ(F32ToE4m3(1e-30f), 0);
+}
+
+// y8 is the quantised unquantised result: the rounding to the type of x comes first.
+TEST(GatedRmsNormFp8, Q3RowScaleQuantisesTheRoundedResult) {
+  for (const gdn_dtype x : kDtypes) {
+    for (const Backend& backend : {kRef, CpuBackend(0), CpuBackend(3)}) {
+      const Problem p = Make(61, x);
+      const Results plain = RunBoth(backend, p);
+      const Fp8Results got = RunFp8(backend, p, GDN_FP8_ROW, 0.0f);
+      int64_t differ = 0;
+      RelativeL2 error;
+      for (int64_t row = 0; row < p.shape.rows(); ++row) {
+        const float amax = LargestOf(plain.y, row * 128, (row + 1) * 128);
+        EXPECT_FLOAT_EQ(got.scale_inv.Get(row), amax / 448.0f);
+        for (int64_t i = row * 128; i < (row + 1) * 128; ++i) {
+          differ += got.Y(i) != F32ToE4m3(plain.y.Get(i) * (448.0f / amax));
+          error.Add(E4m3ToF32(got.Y(i)) * got.scale_inv.Get(row), plain.y.Get(i));
+        }
+      }
+      // REF scales in FP64, where a near tie of FP32 may fall the other way.
+      EXPECT_LE(differ, backend.backend == GDN_BACKEND_REF ? plain.y.size() / 1000 : 0)
+          << backend.name << x;
+      EXPECT_LE(error.value(), 0.04);
+      EXPECT_EQ(got.amax.Get(0), LargestOf(plain.y, 0, plain.y.size()));
+      EXPECT_EQ(got.rstd.bytes(), plain.rstd.bytes());  // Q4: the statistics stay those of FP32
+    }
+  }
+}
+
+TEST(GatedRmsNormFp8, StaticScaleSaturatesAndReportsItsInverse) {
+  for (const int64_t dim : {32, 50, 128, 256}) {
+    for (const float scale : {0.75f, 16.0f, 3000.0f}) {
+      for (const Backend& backend : {kRef, CpuBackend(3)}) {
+        const Problem p = Make(62, GDN_BF16, dim);
+        const Results plain = RunBoth(backend, p);
+        const Fp8Results got = RunFp8(backend, p, GDN_FP8_STATIC, scale);
+        int64_t differ = 0;
+        for (int64_t i = 0; i < plain.y.size(); ++i) {
+          differ += got.Y(i) != F32ToE4m3(plain.y.Get(i) * scale);
+        }
+        EXPECT_EQ(differ, 0) << backend.name << " dim " << dim << " scale " << scale;
+        EXPECT_FLOAT_EQ(got.scale_inv.Get(0), 1.0f / scale);
+        // amax is that of y, before the scale.
+        EXPECT_EQ(got.amax.Get(0), LargestOf(plain.y, 0, plain.y.size()));
+      }
+    }
+  }
+}
+
+TEST(GatedRmsNormFp8, RowsOfZerosAndTinyRowsHaveFiniteScales) {
+  for (const Backend& backend : {kRef, CpuBackend(0)}) {
+    Problem p = Make(63, GDN_BF16);
+    p.x.Fill(p.shape, [] { return 0.0f; });
+    p.x.storage.Set(128 + 5, 1e-36f);
+    p.eps = 1.0f;
+    const Fp8Results got = RunFp8(backend, p, GDN_FP8_ROW, 0.0f);
+    for (int64_t row = 0; row < 2; ++row) {
+      EXPECT_TRUE(std::isnormal(got.scale_inv.Get(row))) << row;
+      for (int64_t i = 0; i < 128; ++i) EXPECT_NE(got.Y(row * 128 + i) & 0x7f, 0x7f);
+    }
+    for (int64_t i = 0; i < 128; ++i) EXPECT_EQ(got.Y(i) & 0x7f, 0);
+  }
+}
+
+TEST(GatedRmsNormFp8, NanIsVisibleInItsRowAndInTheAmax) {
+  for (const Backend& backend : {kRef, CpuBackend(0), CpuBackend(3)}) {
+    Problem p = Make(64, GDN_BF16);
+    p.x.storage.Set(128 + 5, NAN);
+    const Fp8Results got = RunFp8(backend, p, GDN_FP8_ROW, 0.0f);
+    EXPECT_TRUE(std::isnan(got.scale_inv.Get(1)));
+    EXPECT_TRUE(std::isnan(got.amax.Get(0)));
+    EXPECT_FALSE(std::isnan(got.scale_inv.Get(0)));
+    for (int64_t i = 0; i < 128; ++i) {
+      EXPECT_EQ(got.Y(128 + i) & 0x7f, 0x7f);
+      EXPECT_NE(got.Y(i) & 0x7f, 0x7f);
+    }
+  }
+}
+
+// amax without FP8: the largest y as stored.
+TEST(GatedRmsNormFp8, AmaxOfAnUnquantisedResult) {
+  const Problem p = Make(65, GDN_F16, 48);
+  for (const Backend& backend : {kRef, CpuBackend(0), CpuBackend(3)}) {
+    Results r;
+    float amax = 1e30f;  // overwritten, not accumulated
+    const Execution execution(backend);
+    gdn_gated_rms_norm_forward_args args = ForwardArgs(p, r);
+    args.amax = &amax;
+    args.rstd = nullptr;
+    ASSERT_EQ(gdn_gated_rms_norm_forward(execution.exec(), &args), GDN_OK) << gdn_last_error();
+    EXPECT_EQ(amax, LargestOf(r.y, 0, r.y.size()));
+  }
+}
+
+}  // namespace
+}  // namespace gdn::kernels

@@ -1,0 +1,361 @@
+// Gated RMSNorm for training: precision, rounding points, types and bits. The names carry the item
+// of the published contract that a test holds.
+#include "kernels/gated_rms_norm_training_test_util.h"
+
+#include "gdn/kernels/gated_rms_norm.h"
+#include "gdn/kernels/rms_norm.h"
+#include "gdn/kernels/silu_mul.h"
+
+namespace gdn::kernels {
+namespace {
+
+Problem Make(uint32_t seed, Shape shape, gdn_dtype x, gdn_dtype gate, gdn_dtype gamma) {
+  Problem p;
+  p.shape = shape;
+  p.x_dtype = x;
+  p.gate_dtype = gate;
+  p.gamma_dtype = gamma;
+  Random random(seed);
+  p.Fill(random);
+  return p;
+}
+
+// y by the formula; `round` applies rounding point 1 (B8) and `hf` rounds before the gamma product.
+std::vector<double> ExpectedY(const Problem& p, bool round, bool hf = false) {
+  std::vector<double> y;
+  for (int64_t row = 0; row < p.shape.rows(); ++row) {
+    const double rstd = InverseRmsOf(p, row);
+    for (int64_t i = 0; i < p.shape.dim; ++i) {
+      double n = p.x.Get(p.shape, row, i) * rstd;
+      if (hf) n = Rounded(p.x_dtype, n);
+      n *= p.Weight(i);
+      if (round) n = Rounded(p.x_dtype, n);
+      y.push_back(n * Act(p, p.gate.Get(p.shape, row, i)));
+    }
+  }
+  return y;
+}
+
+TEST(GatedRmsNormTraining, B1B6RefMatchesTheFormula) {
+  for (const gdn_gate_activation activation : {GDN_GATE_SILU, GDN_GATE_SIGMOID}) {
+    for (const bool zero_centered : {false, true}) {
+      Problem p = Make(1, {2, 3, 2, 37}, GDN_F32, GDN_F32, GDN_F32);
+      p.activation = activation;
+      p.zero_centered = zero_centered;
+      p.eps = 0.3f;
+      const Results r = RunBoth(kRef, p);
+      EXPECT_LE(ErrorOf(r.y, ExpectedY(p, false)), 2e-7);
+      for (int64_t row = 0; row < p.shape.rows(); ++row) {
+        EXPECT_NEAR(r.rstd.Get(row), InverseRmsOf(p, row), 1e-7 * InverseRmsOf(p, row));
+      }
+    }
+  }
+}
+
+// Every type of x, gate and gamma, both gammas and activations, on every instruction set.
+TEST(GatedRmsNormTraining, B11B17B18EveryTypeAndModeMatchesRef) {
+  for (const gdn_dtype x : kDtypes) {
+    for (const gdn_dtype gate : {x, GDN_F32}) {
+      for (const gdn_dtype gamma : kDtypes) {
+        for (const int64_t dim : {1, 19, 32, 50, 64, 128}) {
+          for (int mode = 0; mode < 4; ++mode) {
+            Problem p = Make(static_cast<uint32_t>(dim + mode), {2, 5, 3, dim}, x, gate, gamma);
+            p.zero_centered = mode & 1;
+            p.activation = mode & 2 ? GDN_GATE_SIGMOID : GDN_GATE_SILU;
+            const Results expected = RunBoth(kRef, p);
+            // A rounding of n or dn may fall the other way where it is a near tie.
+            const double tie = x == GDN_F32 ? 0.0 : WorstRounding(x);
+            for (const Variant& variant : kVariants) {
+              const BaselineTargetScope target(variant.baseline);
+              const Results got = RunBoth(CpuBackend(variant.threads), p);
+              SCOPED_TRACE(testing::Message() << variant.name << " types " << x << gate << gamma
+                                              << " dim " << dim << " mode " << mode);
+              ASSERT_LE(ErrorOf(got.rstd, expected.rstd), 1e-6);
+              ASSERT_LE(ErrorOf(got.y, expected.y), WorstRounding(x));
+              ASSERT_LE(ErrorOf(got.dgate, expected.dgate), WorstRounding(gate) + tie);
+              // Rows of either sign partly cancel.
+              ASSERT_LE(ErrorOf(got.dgamma, expected.dgamma), 2 * WorstRounding(gamma) + tie);
+              // With one element x-hat is one, and dx the small rest of a cancellation.
+              if (dim > 1) {
+                ASSERT_LE(ErrorOf(got.dx, expected.dx), 2 * WorstRounding(x) + tie);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(GatedRmsNormTraining, Y1ErrorAgainstExactArithmetic) {
+  const double worst[] = {2e-6, 0x1p-7, 0x1p-10};
+  const double ratio[] = {2e-6, 3e-3, 3e-3 / 8};
+  for (const gdn_dtype x : kDtypes) {
+    const Problem p = Make(2, {1, 64, 16, 128}, x, x, GDN_F32);
+    const std::vector<double> exact = ExpectedY(p, false);
+    const Results got = RunBoth(CpuBackend(0), p);
+    EXPECT_LE(ErrorOf(got.y, exact), ratio[x]) << x;
+    double largest = 0.0;
+    for (int64_t i = 0; i < got.y.size(); ++i) {
+      const double y = exact[static_cast<size_t>(i)];
+      // Below the normal numbers of FP16 a relative error has no bound.
+      if (std::abs(y) < 1e-3) continue;
+      largest = std::max(largest, std::abs(got.y.Get(i) - y) / std::abs(y));
+    }
+    EXPECT_LE(largest, worst[x]) << x;
+  }
+}
+
+// n is rounded once, to the type of x, after the gamma product and before the gate product.
+TEST(GatedRmsNormTraining, B8B23RoundingPointOne) {
+  const Problem p = Make(3, {1, 128, 8, 128}, GDN_BF16, GDN_BF16, GDN_F32);
+  const Results got = RunBoth(CpuBackend(0), p);
+  const std::vector<double> published = ExpectedY(p, true);
+  const std::vector<double> unrounded = ExpectedY(p, false);
+  const std::vector<double> hf = ExpectedY(p, true, true);
+  int64_t wrong = 0, from_unrounded = 0, from_hf = 0;
+  const int64_t count = got.y.size();
+  for (int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<size_t>(i);
+    wrong += got.y.Get(i) != Rounded(GDN_BF16, published[at]);
+    from_unrounded += got.y.Get(i) != Rounded(GDN_BF16, unrounded[at]);
+    from_hf += got.y.Get(i) != Rounded(GDN_BF16, hf[at]);
+  }
+  EXPECT_LE(wrong, count / 1000);
+  EXPECT_GT(from_unrounded, count * 15 / 100);
+  EXPECT_LT(from_unrounded, count * 40 / 100);
+  EXPECT_GT(from_hf, count * 10 / 100);
+}
+
+// dn is rounded to the type of x before dgamma and dx; FP32 gamma shows it.
+TEST(GatedRmsNormTraining, B9RoundingPointTwo) {
+  const Problem p = Make(4, {1, 8, 1, 128}, GDN_BF16, GDN_BF16, GDN_F32);
+  const Results got = RunBoth(CpuBackend(0), p);
+  std::vector<double> published(128), unrounded(128), dx;
+  for (int64_t row = 0; row < p.shape.rows(); ++row) {
+    const double rstd = InverseRmsOf(p, row);
+    double c = 0.0;
+    std::vector<double> weighted, x_hat;
+    for (int64_t i = 0; i < 128; ++i) {
+      const double dn = p.dy.Get(p.shape, row, i) * Act(p, p.gate.Get(p.shape, row, i));
+      x_hat.push_back(p.x.Get(p.shape, row, i) * rstd);
+      weighted.push_back(Rounded(GDN_BF16, dn) * p.Weight(i));
+      c += weighted.back() * x_hat.back() / 128.0;
+      published[static_cast<size_t>(i)] += Rounded(GDN_BF16, dn) * x_hat.back();
+      unrounded[static_cast<size_t>(i)] += dn * x_hat.back();
+    }
+    for (size_t i = 0; i < 128; ++i) {
+      dx.push_back(Rounded(GDN_BF16, rstd * (weighted[i] - x_hat[i] * c)));
+    }
+  }
+  EXPECT_LE(ErrorOf(got.dgamma, published), 1e-5);
+  EXPECT_GE(ErrorOf(got.dgamma, unrounded), 5e-4);
+  EXPECT_LE(ErrorOf(got.dx, dx), 5e-4);
+}
+
+// dgate is made of the rounded n and stays in the gate's type; an FP32 gate shows it.
+TEST(GatedRmsNormTraining, B10GateGradientFromTheRoundedNorm) {
+  const Problem p = Make(5, {1, 16, 4, 128}, GDN_BF16, GDN_F32, GDN_F32);
+  const Results got = RunBoth(CpuBackend(0), p);
+  ASSERT_EQ(got.dgate.dtype(), GDN_F32);
+  std::vector<double> published, unrounded;
+  for (int64_t row = 0; row < p.shape.rows(); ++row) {
+    const double rstd = InverseRmsOf(p, row);
+    for (int64_t i = 0; i < 128; ++i) {
+      const double n = p.x.Get(p.shape, row, i) * rstd * p.Weight(i);
+      const double rest = p.dy.Get(p.shape, row, i) * ActDerivative(p, p.gate.Get(p.shape, row, i));
+      published.push_back(Rounded(GDN_BF16, n) * rest);
+      unrounded.push_back(n * rest);
+    }
+  }
+  EXPECT_LE(ErrorOf(got.dgate, published), 1e-4);
+  EXPECT_GE(ErrorOf(got.dgate, unrounded), 1e-3);
+}
+
+// The rounding points leave y and dgate equal to those of the oracle but for near ties.
+TEST(GatedRmsNormTraining, Y2BitEqualToTheRoundingModel) {
+  for (const gdn_dtype x : {GDN_BF16, GDN_F16}) {
+    for (const gdn_gate_activation activation : {GDN_GATE_SILU, GDN_GATE_SIGMOID}) {
+      Problem p = Make(6, {2, 61, 16, 128}, x, x, x);
+      p.activation = activation;
+      const Results got = RunBoth(CpuBackend(3), p);
+      const Results expected = RunBoth(kRef, p);
+      for (const auto& [name, a, b] : {std::tuple{"y", &got.y, &expected.y},
+                                       std::tuple{"dgate", &got.dgate, &expected.dgate}}) {
+        const UlpCounts counts = CountUlps(*a, *b);
+        // FP16 has eight times as many boundaries for a sum's last bits to cross.
+        EXPECT_LE(counts.one, a->size() / (x == GDN_BF16 ? 1000 : 125)) << name << " type " << x;
+        EXPECT_LE(counts.more, a->size() / 20000) << name << " type " << x;
+      }
+    }
+  }
+}
+
+// The one added to gamma is added in FP32: BF16 would lose these gammas altogether.
+TEST(GatedRmsNormTraining, B12ZeroCentredGammaAddsItsOneInFp32) {
+  Problem p = Make(7, {1, 4, 2, 64}, GDN_F32, GDN_F32, GDN_BF16);
+  p.zero_centered = true;
+  for (int64_t i = 0; i < 64; ++i) p.gamma.Set(i, 1e-3f * static_cast<float>(i % 5));
+  const Results got = RunBoth(CpuBackend(0), p);
+  EXPECT_LE(ErrorOf(got.y, ExpectedY(p, false)), 1e-6);
+}
+
+TEST(GatedRmsNormTraining, B7StatisticsAreFp32) {
+  Problem p = Make(8, {1, 2, 1, 8192}, GDN_BF16, GDN_BF16, GDN_F32);
+  p.x.Fill(p.shape, [] { return 3.0f; });
+  Results got = RunBoth(CpuBackend(0), p);
+  EXPECT_NEAR(got.rstd.Get(1), 1.0 / 3.0, 1e-6);
+  // One huge FP16 element: its square exceeds FP16, not FP32.
+  Problem huge = Make(9, {1, 1, 1, 128}, GDN_F16, GDN_F16, GDN_F32);
+  huge.x.storage.Set(5, 65504.0f);
+  got = RunBoth(CpuBackend(0), huge);
+  EXPECT_NEAR(got.rstd.Get(0), InverseRmsOf(huge, 0), 1e-6 * InverseRmsOf(huge, 0));
+  for (int64_t i = 0; i < 128; ++i) {
+    ASSERT_TRUE(std::isfinite(got.y.Get(i)) && std::isfinite(got.dx.Get(i)));
+  }
+}
+
+// The composition of the separate ops (norm, then gate) has the same bits.
+TEST(GatedRmsNormTraining, B27T11BitEqualToTheComposition) {
+  for (const gdn_dtype dtype : kDtypes) {
+    for (const bool zero_centered : {false, true}) {
+      Problem p = Make(10, {1, 40, 3, 128}, dtype, dtype, GDN_F32);
+      p.zero_centered = zero_centered;
+      const Execution execution(CpuBackend(0));
+      const Results got = RunBoth(CpuBackend(2), p);
+      Tensor n(dtype, p.shape.count());
+      Tensor y(dtype, p.shape.count());
+      const int64_t rows = p.shape.rows();
+      const gdn_rms_norm_args norm = {rows,
+                                      128,
+                                      p.x.data(),
+                                      dtype,
+                                      128,
+                                      static_cast<const float*>(p.gamma.data()),
+                                      zero_centered ? 1 : 0,
+                                      p.eps,
+                                      n.data(),
+                                      dtype,
+                                      128};
+      ASSERT_EQ(gdn_rms_norm(execution.exec(), &norm), GDN_OK) << gdn_last_error();
+      const gdn_silu_mul_args gate = {rows, 128,      p.gate.data(), n.data(), dtype,
+                                      128,  y.data(), dtype,         128};
+      ASSERT_EQ(gdn_silu_mul(execution.exec(), &gate), GDN_OK) << gdn_last_error();
+      int64_t differ = 0;
+      for (int64_t i = 0; i < y.size(); ++i) differ += y.Get(i) != got.y.Get(i);
+      EXPECT_EQ(differ, 0) << dtype;
+      // The serving op with the published rounding point: the same bits again.
+      Tensor served(dtype, p.shape.count());
+      const gdn_gated_rms_norm_args serving = {rows,
+                                               1,
+                                               128,
+                                               p.x.data(),
+                                               dtype,
+                                               128,
+                                               128,
+                                               p.gate.data(),
+                                               dtype,
+                                               128,
+                                               128,
+                                               norm.weight,
+                                               zero_centered ? 1 : 0,
+                                               GDN_GATE_SILU,
+                                               1,
+                                               p.eps,
+                                               served.data(),
+                                               dtype,
+                                               128,
+                                               128};
+      ASSERT_EQ(gdn_gated_rms_norm(execution.exec(), &serving), GDN_OK) << gdn_last_error();
+      EXPECT_EQ(served.bytes(), y.bytes());
+    }
+  }
+}
+
+TEST(GatedRmsNormTraining, B16TailsOfRowsAndZeroRows) {
+  for (const int64_t rows : {1, 2, 3, 4, 5, 7, 8, 9, 15, 17, 592, 2049}) {
+    const Problem p =
+        Make(static_cast<uint32_t>(rows), {1, rows, 1, 33}, GDN_F32, GDN_F32, GDN_F32);
+    EXPECT_LE(ErrorOf(RunBoth(CpuBackend(0), p).dgamma, RunBoth(kRef, p).dgamma), 2e-6) << rows;
+  }
+  for (const Backend& backend : {kRef, CpuBackend(0)}) {
+    for (const Shape& empty : {Shape{0, 3, 2, 16}, Shape{2, 0, 2, 16}}) {
+      Execution execution(backend);
+      Guarded dgamma(GDN_BF16, 16);
+      gdn_gated_rms_norm_forward_args forward{};
+      forward.in.batch = empty.batch;
+      forward.in.seq = empty.seq;
+      forward.in.heads = empty.heads;
+      forward.in.dim = empty.dim;
+      float amax = -1.0f;
+      forward.amax = &amax;
+      EXPECT_EQ(gdn_gated_rms_norm_forward(execution.exec(), &forward), GDN_OK) << gdn_last_error();
+      EXPECT_EQ(amax, 0.0f);
+      gdn_gated_rms_norm_backward_args backward{};
+      backward.in = forward.in;
+      backward.in.gamma_dtype = GDN_BF16;
+      backward.dgamma = dgamma.data();
+      EXPECT_EQ(gdn_gated_rms_norm_backward(execution.exec(), &backward), GDN_OK)
+          << gdn_last_error();
+      for (int64_t i = 0; i < 16; ++i) EXPECT_EQ(dgamma.Get(i), 0.0f);
+      dgamma.ExpectGuards("dgamma");
+    }
+  }
+}
+
+// Recompute in a training step, and any number of threads: the same bits, dgamma's too.
+TEST(GatedRmsNormTraining, B20B22RepeatsAndThreadsKeepEveryBit) {
+  const Problem p = Make(11, {3, 501, 2, 64}, GDN_BF16, GDN_F32, GDN_F32);
+  const Results first = RunBoth(CpuBackend(0), p);
+  for (const int32_t threads : {0, 1, 2, 3, 7}) {
+    const Results again = RunBoth(CpuBackend(threads), p);
+    EXPECT_EQ(again.y.bytes(), first.y.bytes());
+    EXPECT_EQ(again.rstd.bytes(), first.rstd.bytes());
+    EXPECT_EQ(again.dx.bytes(), first.dx.bytes());
+    EXPECT_EQ(again.dgate.bytes(), first.dgate.bytes());
+    EXPECT_EQ(again.dgamma.bytes(), first.dgamma.bytes());
+  }
+}
+
+TEST(GatedRmsNormTraining, X4ExtremeValues) {
+  for (const gdn_gate_activation activation : {GDN_GATE_SILU, GDN_GATE_SIGMOID}) {
+    Problem p = Make(12, {1, 5, 1, 40}, GDN_F32, GDN_F32, GDN_F32);
+    p.activation = activation;
+    const float gates[] = {-1e38f, -1e4f, -80.0f, -20.0f, -1e-6f, 0.0f, 1e-6f, 20.0f, 80.0f, 1e4f};
+    int64_t next = 0;
+    p.gate.Fill(p.shape, [&] { return gates[next++ % 10]; });
+    for (int64_t i = 0; i < 40; ++i) p.x.storage.Set(40 + i, 0.0f);  // row 1
+    const Results got = RunBoth(CpuBackend(0), p);
+    const Results expected = RunBoth(kRef, p);
+    EXPECT_FLOAT_EQ(got.rstd.Get(1), 1e3f);
+    for (int64_t i = 0; i < got.y.size(); ++i) {
+      if (i >= 40 && i < 80) {
+        EXPECT_EQ(got.y.Get(i), 0.0f);
+      }
+      ASSERT_TRUE(std::isfinite(got.dx.Get(i)) && std::isfinite(got.dgate.Get(i))) << i;
+      // Below 1e-30 the activations of both are as good as zero.
+      EXPECT_NEAR(got.y.Get(i), expected.y.Get(i), 2e-6 * std::abs(expected.y.Get(i)) + 1e-30);
+      EXPECT_NEAR(got.dgate.Get(i), expected.dgate.Get(i),
+                  4e-6 * std::abs(expected.dgate.Get(i)) + 1e-30);
+    }
+    p.eps = 0.0f;  // A row of zeros stays a row of zeros.
+    EXPECT_EQ(RunBoth(CpuBackend(0), p).rstd.Get(1), 0.0f);
+    EXPECT_EQ(RunBoth(kRef, p).rstd.Get(1), 0.0f);
+    EXPECT_EQ(RunBoth(CpuBackend(0), p).y.Get(45), 0.0f);
+  }
+}
+
+TEST(GatedRmsNormTraining, X4NanStaysInItsRow) {
+  for (const Backend& backend : {kRef, CpuBackend(0)}) {
+    Problem p = Make(13, {1, 3, 1, 20}, GDN_BF16, GDN_BF16, GDN_F32);
+    p.x.storage.Set(20 + 3, NAN);
+    const Results got = RunBoth(backend, p);
+    for (int64_t i = 0; i < 60; ++i) {
+      EXPECT_EQ(std::isnan(got.y.Get(i)), i / 20 == 1) << i;
+      EXPECT_EQ(std::isnan(got.dx.Get(i)), i / 20 == 1) << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gdn::kernels
