@@ -23,9 +23,9 @@ gdn_bench(recurrence_bench SRCS bench/recurrence_bench.cc DEPS gdn_kernels)
 # Every public header compiles on its own, as C and as C++: one translation unit each.
 if(GDN_TESTS)
   set(header_units)
-  foreach(name IN ITEMS causal_conv cpu_pool delta_rule embedding fused_decode gated_rms_norm
-      gated_rms_norm_training gates gdn_kernels l2_norm l2_norm_backward linear matmul qk_norm_route
-      rms_norm sampling silu_mul types)
+  foreach(name IN ITEMS causal_conv cpu_pool delta_rule embedding fused_decode fused_prefill
+      gated_rms_norm gated_rms_norm_training gates gdn_kernels l2_norm l2_norm_backward linear matmul
+      qk_norm_route rms_norm sampling silu_mul types)
     set(header gdn/kernels/${name}.h)
     foreach(extension IN ITEMS c cc)
       set(unit ${CMAKE_CURRENT_BINARY_DIR}/headers/${name}.${extension})

@@ -72,6 +72,19 @@ TEST(SiluMulTest, MatchesTheFormulaForEveryTypeShapeAndTarget) {
   }
 }
 
+// The exponential is cut off; what it is multiplied by must not make that visible.
+TEST(SiluMulTest, LargeNegativeGatesGiveNothing) {
+  Random random(43);
+  Problem p = Make(random, 1, 8, GDN_F32, GDN_F32);
+  const float gates[] = {-87.0f, -88.0f, -104.0f, -1e4f, -1e30f, -1e38f, -3e38f, -90.0f};
+  for (int64_t i = 0; i < 8; ++i) {
+    p.both.Set(i, gates[i]);
+    p.both.Set(8 + i, 1.0f);
+  }
+  const Tensor y = Evaluate(Execution(CpuBackend(1)), p);
+  for (int64_t i = 0; i < 8; ++i) EXPECT_NEAR(y.Get(i), 0.0, 1e-35) << gates[i];
+}
+
 TEST(SiluMulTest, InPlaceAndBitsDependOnNothingElse) {
   Random random(42);
   for (const gdn_dtype dtype : kDtypes) {

@@ -50,13 +50,15 @@ HWY_INLINE hn::Vec<D> ExpOfNegative(D d, hn::Vec<D> x) {
   return hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
 }
 
-// A NaN comes through the outer factor.
+// A NaN comes through the outer factor, which must not outgrow the exp that stays at exp(-87).
 template <class D>
 HWY_INLINE hn::Vec<D> SiluOf(D d, hn::Vec<D> x) {
   const auto one = hn::Set(d, 1.0f);
+  const auto least = hn::Set(d, -87.0f);
   const auto e = ExpOfNegative(d, hn::Neg(hn::Abs(x)));
   const auto numerator = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one);
-  return hn::Mul(x, hn::Div(numerator, hn::Add(one, e)));
+  const auto factor = hn::IfThenElse(hn::Lt(x, least), least, x);
+  return hn::Mul(factor, hn::Div(numerator, hn::Add(one, e)));
 }
 
 }  // namespace gdn::cpu::HWY_NAMESPACE

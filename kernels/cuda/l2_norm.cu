@@ -20,7 +20,8 @@ __global__ void __launch_bounds__(kThreads) Kernel(const __grid_constant__ gdn_l
       const float x = LoadAs(a.x, a.x_dtype, row * a.x_row_stride + i);
       sum = fmaf(x, x, sum);
     }
-    const float rstd = rsqrtf(BlockSum<kWarps>(sum) + a.eps);
+    const float square = BlockSum<kWarps>(sum) + a.eps;
+    const float rstd = square == 0.0f ? 0.0f : rsqrtf(square);  // With eps 0 zeros stay zeros.
     for (int64_t i = threadIdx.x; i < a.dim; i += kThreads) {
       const float x = LoadAs(a.x, a.x_dtype, row * a.x_row_stride + i);
       StoreAs(a.y, a.y_dtype, row * a.y_row_stride + i, x * rstd * a.scale);
