@@ -24,7 +24,8 @@ gdn_bench(recurrence_bench SRCS bench/recurrence_bench.cc DEPS gdn_kernels)
 if(GDN_TESTS)
   set(header_units)
   foreach(name IN ITEMS causal_conv cpu_pool delta_rule embedding fused_decode gated_rms_norm gates
-      gdn_kernels l2_norm linear matmul rms_norm sampling silu_mul types)
+      gdn_kernels l2_norm linear matmul rms_norm sampling silu_mul types
+      causal_conv_backward gates_backward)
     set(header gdn/kernels/${name}.h)
     foreach(extension IN ITEMS c cc)
       set(unit ${CMAKE_CURRENT_BINARY_DIR}/headers/${name}.${extension})

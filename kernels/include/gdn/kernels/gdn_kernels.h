@@ -6,12 +6,14 @@
 #define GDN_KERNELS_GDN_KERNELS_H_
 
 #include "gdn/kernels/causal_conv.h"
+#include "gdn/kernels/causal_conv_backward.h"
 #include "gdn/kernels/cpu_pool.h"
 #include "gdn/kernels/delta_rule.h"
 #include "gdn/kernels/embedding.h"
 #include "gdn/kernels/fused_decode.h"
 #include "gdn/kernels/gated_rms_norm.h"
 #include "gdn/kernels/gates.h"
+#include "gdn/kernels/gates_backward.h"
 #include "gdn/kernels/l2_norm.h"
 #include "gdn/kernels/linear.h"
 #include "gdn/kernels/matmul.h"
