@@ -25,7 +25,8 @@ if(GDN_TESTS)
   set(header_units)
   foreach(name IN ITEMS causal_conv cpu_pool delta_rule embedding fused_decode gated_rms_norm gates
       gdn_kernels l2_norm linear matmul rms_norm sampling silu_mul types
-      causal_conv_backward delta_rule_backward delta_rule_forward delta_rule_saved gates_backward)
+      causal_conv_backward delta_rule_backward delta_rule_forward delta_rule_saved gates_backward gdn2
+      gdn2_backward gdn2_gates)
     set(header gdn/kernels/${name}.h)
     foreach(extension IN ITEMS c cc)
       set(unit ${CMAKE_CURRENT_BINARY_DIR}/headers/${name}.${extension})

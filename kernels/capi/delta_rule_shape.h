@@ -28,6 +28,18 @@ gdn_status CheckDeltaRuleShape(const char* op, const Args& args) {
   return GDN_OK;
 }
 
+// And those of the ops whose gates have heads of their own.
+template <typename Args>
+gdn_status CheckGdn2Shape(const char* op, const Args& args) {
+  GDN_RETURN_IF_ERROR(CheckDeltaRuleShape(op, args));
+  GDN_CHECK_ARG(args.gate_heads == args.key_heads || args.gate_heads == args.value_heads,
+                GDN_INVALID_ARGUMENT,
+                "%s: gate_heads must be key_heads %lld or value_heads %lld, got %lld", op,
+                static_cast<long long>(args.key_heads), static_cast<long long>(args.value_heads),
+                static_cast<long long>(args.gate_heads));
+  return GDN_OK;
+}
+
 }  // namespace gdn::kernels
 
 #endif  // KERNELS_CAPI_DELTA_RULE_SHAPE_H_
