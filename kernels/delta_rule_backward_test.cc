@@ -125,12 +125,16 @@ TEST(DeltaRuleBackward, X4ZeroRowsAndExtremeGatesStayFinite) {
   std::fill(p.k.begin(), p.k.begin() + p.keys(), 0.0);
   p.g[p.heads()] = -1000.0;
   p.g[p.heads() + 1] = -1e30;
-  const RuleGradients got = p.Backward();
-  for (const Floats* values : {&got.q, &got.k, &got.v, &got.g, &got.beta, &got.state}) {
-    for (float value : *values) ASSERT_TRUE(std::isfinite(value));
+  std::vector<Backend> backends = BackendsUnderTest();
+  backends.push_back(kRef);
+  for (const Backend& backend : backends) {
+    const RuleGradients got = p.Backward(backend);
+    for (const Floats* values : {&got.q, &got.k, &got.v, &got.g, &got.beta, &got.state}) {
+      for (float value : *values) ASSERT_TRUE(std::isfinite(value)) << backend.name;
+    }
+    EXPECT_EQ(got.g[p.heads()], 0.0f) << backend.name;
+    EXPECT_EQ(got.g[p.heads() + 1], 0.0f) << backend.name;
   }
-  EXPECT_EQ(got.g[p.heads()], 0.0f);
-  EXPECT_EQ(got.g[p.heads() + 1], 0.0f);
 }
 
 // A7: the gradient through the norm is orthogonal to the normalised row, up to eps.
@@ -221,46 +225,82 @@ TEST(DeltaRuleForward, MatchesThePrefill) {
   }
 }
 
+// T14, T15: every dimension, type and number of tokens; with a wanted final state or without.
+TEST(DeltaRuleForward, EveryShapeMatchesRef) {
+  for (auto [key_dim, value_dim] :
+       std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {8, 31}, {17, 65}, {60, 60}, {128, 128}}) {
+    for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
+      RuleShape shape;
+      shape.lengths = {1, 63, 0, 17};
+      shape.ratio = 3;
+      shape.key_dim = key_dim;
+      shape.value_dim = value_dim;
+      shape.dtype = dtype;
+      shape.states = value_dim % 2 == 0;
+      shape.final_state = dtype != GDN_F16;
+      const RuleProblem p(shape, 65);
+      const RuleOutputs expected = p.Forward();
+      for (const Backend& backend : BackendsUnderTest()) {
+        const RuleOutputs got = p.Forward(backend);
+        // A normalised element rounds the other way where FP32 and FP64 straddle a tie.
+        EXPECT_LE(Error(got.q_hat, expected.q_hat), RoundingBound(dtype));
+        EXPECT_LE(Error(got.k_hat, expected.k_hat), RoundingBound(dtype));
+        EXPECT_LE(Error(got.q_rstd, expected.q_rstd), 1e-6);
+        EXPECT_LE(Error(got.k_rstd, expected.k_rstd), 1e-6);
+        EXPECT_LE(Error(got.o, expected.o), 4e-6 + RoundingBound(dtype) * (dtype != GDN_F32));
+        if (!shape.final_state) continue;
+        EXPECT_LE(Error(got.state, expected.state),
+                  4e-6 + RoundingBound(dtype) * (dtype != GDN_F32));
+      }
+    }
+  }
+}
+
 // A18: kernel-normalised is caller-normalised, bit for bit, when both round in the same place.
 TEST(DeltaRuleForward, A18KernelRouteEqualsCallerRoute) {
-  for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
-    RuleShape shape;
-    shape.dtype = dtype;
-    shape.key_dim = 16;
-    RuleProblem kernel(shape, 51);
-    for (double& value : kernel.q) value *= 3.0;
-    for (double& value : kernel.k) value *= 0.5;
-    RuleProblem caller = kernel;
-    caller.shape.normalize = false;
-    const RuleOutputs expected = kernel.Forward();
-    for (Doubles* x : {&caller.q, &caller.k}) {
-      const Rows in(dtype, kernel.tokens(), kernel.keys(), 0, *x);
-      Rows out(dtype, kernel.tokens(), kernel.keys(), 0);
-      Floats rstd(static_cast<size_t>(kernel.tokens() * shape.key_heads));
-      const gdn_l2_norm_args args{kernel.tokens() * shape.key_heads,
-                                  shape.key_dim,
-                                  in.data(),
-                                  dtype,
-                                  shape.key_dim,
-                                  out.data(),
-                                  dtype,
-                                  shape.key_dim,
-                                  rstd.data(),
-                                  1e-6f,
-                                  1.0f};
-      Execution execution(kRef);
-      ASSERT_EQ(gdn_l2_norm(execution.exec(), &args), GDN_OK) << gdn_last_error();
-      const Floats y = out.Take(kernel.tokens());
-      EXPECT_EQ(y, x == &caller.q ? expected.q_hat : expected.k_hat);
-      EXPECT_EQ(rstd, x == &caller.q ? expected.q_rstd : expected.k_rstd);
-      x->assign(y.begin(), y.end());
+  std::vector<Backend> backends = BackendsUnderTest();
+  backends.push_back(kRef);
+  for (const Backend& backend : backends) {
+    for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
+      RuleShape shape;
+      shape.dtype = dtype;
+      shape.key_dim = 16;
+      RuleProblem kernel(shape, 51);
+      for (double& value : kernel.q) value *= 3.0;
+      for (double& value : kernel.k) value *= 0.5;
+      RuleProblem caller = kernel;
+      caller.shape.normalize = false;
+      const RuleOutputs expected = kernel.Forward(backend);
+      for (Doubles* x : {&caller.q, &caller.k}) {
+        const Rows in(dtype, kernel.tokens(), kernel.keys(), 0, *x);
+        Rows out(dtype, kernel.tokens(), kernel.keys(), 0);
+        Floats rstd(static_cast<size_t>(kernel.tokens() * shape.key_heads));
+        const gdn_l2_norm_args args{kernel.tokens() * shape.key_heads,
+                                    shape.key_dim,
+                                    in.data(),
+                                    dtype,
+                                    shape.key_dim,
+                                    out.data(),
+                                    dtype,
+                                    shape.key_dim,
+                                    rstd.data(),
+                                    1e-6f,
+                                    1.0f};
+        Execution execution(backend);
+        ASSERT_EQ(gdn_l2_norm(execution.exec(), &args), GDN_OK) << gdn_last_error();
+        const Floats y = out.Take(kernel.tokens());
+        EXPECT_EQ(y, x == &caller.q ? expected.q_hat : expected.k_hat);
+        EXPECT_EQ(rstd, x == &caller.q ? expected.q_rstd : expected.k_rstd);
+        x->assign(y.begin(), y.end());
+      }
+      const RuleOutputs got = caller.Forward(backend);
+      EXPECT_EQ(got.o, expected.o);
+      EXPECT_EQ(got.state, expected.state);
+      // The gradients by v, the gates and the state are then those of the same rule.
+      if (backend.backend != GDN_BACKEND_REF) continue;
+      EXPECT_EQ(caller.Backward().v, kernel.Backward().v);
+      EXPECT_EQ(caller.Backward().beta, kernel.Backward().beta);
     }
-    const RuleOutputs got = caller.Forward();
-    EXPECT_EQ(got.o, expected.o);
-    EXPECT_EQ(got.state, expected.state);
-    // The gradients by v, the gates and the state are then those of the same rule.
-    EXPECT_EQ(caller.Backward().v, kernel.Backward().v);
-    EXPECT_EQ(caller.Backward().beta, kernel.Backward().beta);
   }
 }
 
@@ -346,6 +386,67 @@ TEST(DeltaRuleBackward, X3EmptySequencesPassTheStateOn) {
     if (i / one == 1) continue;
     ASSERT_EQ(state[i], static_cast<float>(p.state[i]));
     ASSERT_EQ(d_state[i], static_cast<float>(p.d_final[i]));
+  }
+}
+
+std::vector<const Floats*> All(const RuleGradients& g) {
+  return {&g.q, &g.k, &g.v, &g.g, &g.beta, &g.state};
+}
+
+// T15, X9: REF within FP32's rounding, and the same bits with any number of threads.
+TEST(DeltaRuleBackward, EveryShapeMatchesRefWithAnyThreads) {
+  for (auto [key_dim, value_dim] : std::vector<std::pair<int64_t, int64_t>>{
+           {1, 1}, {8, 31}, {17, 9}, {60, 20}, {128, 64}, {256, 3}}) {
+    for (bool normalize : {false, true}) {
+      RuleShape shape;
+      shape.lengths = {1, 63, 0, 17, 64};
+      shape.ratio = 3;
+      shape.key_dim = key_dim;
+      shape.value_dim = value_dim;
+      shape.normalize = normalize && key_dim > 1;
+      RuleProblem p(shape, 67);
+      if (!shape.normalize) {  // |k| stays below 1, or the recurrence grows
+        const double size = 1.0 / std::sqrt(static_cast<double>(key_dim));
+        for (double& value : p.k) value = static_cast<float>(value * size);
+      }
+      const std::string what = std::to_string(key_dim) + "x" + std::to_string(value_dim);
+      const RuleGradients expected = p.Backward();
+      const RuleGradients got = p.Backward({"cpu", GDN_BACKEND_CPU, 0});
+      const auto expected_all = All(expected), got_all = All(got);
+      for (size_t i = 0; i < got_all.size(); ++i) {
+        EXPECT_LE(Error(*got_all[i], *expected_all[i]), 4e-6) << what << " gradient " << i;
+      }
+      for (int32_t threads : {1, 2, 5}) {
+        const RuleGradients again = p.Backward({"cpu", GDN_BACKEND_CPU, threads});
+        const auto again_all = All(again);
+        for (size_t i = 0; i < got_all.size(); ++i) EXPECT_EQ(*again_all[i], *got_all[i]) << what;
+      }
+    }
+  }
+}
+
+TEST(DeltaRuleBackward, EveryTypeMatchesRef) {
+  for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
+    for (gdn_dtype d_dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
+      for (bool states : {false, true}) {
+        RuleShape shape;
+        shape.dtype = dtype;
+        shape.d_dtype = d_dtype;
+        shape.states = states;
+        shape.key_dim = 19;
+        const RuleProblem p(shape, 69);
+        const RuleGradients expected = p.Backward();
+        for (const Backend& backend : BackendsUnderTest()) {
+          const RuleGradients got = p.Backward(backend);
+          EXPECT_LE(Error(got.q, expected.q), 2.0 * RoundingBound(d_dtype));
+          EXPECT_LE(Error(got.k, expected.k), 2.0 * RoundingBound(d_dtype));
+          EXPECT_LE(Error(got.v, expected.v), 2.0 * RoundingBound(d_dtype));
+          EXPECT_LE(Error(got.g, expected.g), 4e-6);
+          EXPECT_LE(Error(got.beta, expected.beta), 4e-6);
+          EXPECT_LE(Error(got.state, expected.state), 4e-6);
+        }
+      }
+    }
   }
 }
 

@@ -21,7 +21,8 @@ struct RuleShape {
   int64_t key_dim = 5;
   int64_t value_dim = 3;
   bool normalize = true;
-  bool states = true;  // an initial state comes in and a gradient of the final one
+  bool states = true;       // an initial state comes in and a gradient of the final one
+  bool final_state = true;  // is wanted
   float scale = 0.0f;
   float masked = 0.3f;        // the share of gates that are exactly 0
   gdn_dtype dtype = GDN_F32;  // q, k, v, d_o
@@ -104,7 +105,7 @@ struct RuleProblem {
     return {shape.dtype, all_tokens(), width, shape.pad, dense};
   }
 
-  RuleOutputs Forward() const {
+  RuleOutputs Forward(const Backend& backend = kRef) const {
     const Rows q_in = In(q, keys()), k_in = In(k, keys()), v_in = In(v, values());
     const Floats g_in = ToFloats(g), beta_in = ToFloats(beta), state_in = ToFloats(state);
     Rows o(GDN_F32, all_tokens(), values(), shape.pad);
@@ -133,21 +134,24 @@ struct RuleProblem {
     args.o = o.data();
     args.o_dtype = GDN_F32;
     args.o_token_stride = o.stride();
-    args.final_state = state_out.data();
+    args.final_state = shape.final_state ? state_out.data() : nullptr;
     if (shape.normalize) {
       args.q_hat = q_hat.data();
       args.k_hat = k_hat.data();
       args.q_rstd = q_rstd.data();
       args.k_rstd = k_rstd.data();
     }
-    Execution execution(kRef);
+    Execution execution(backend);
+    size_t bytes = 0;
+    EXPECT_EQ(gdn_delta_rule_forward_workspace(execution.exec(), &args, &bytes), GDN_OK);
+    execution.SetWorkspace(bytes);
     EXPECT_EQ(gdn_delta_rule_forward(execution.exec(), &args), GDN_OK) << gdn_last_error();
     return {o.Take(tokens()),     state_out.Take("final_state"), q_hat.Take(tokens()),
             k_hat.Take(tokens()), q_rstd.Take("q_rstd"),         k_rstd.Take("k_rstd")};
   }
 
   // From the forward's own saved tensors.
-  RuleGradients Backward() const {
+  RuleGradients Backward(const Backend& backend = kRef) const {
     const RuleOutputs saved = Forward();
     const auto doubles = [](const Floats& values) { return Doubles(values.begin(), values.end()); };
     const Rows q_in = In(shape.normalize ? doubles(saved.q_hat) : q, keys());
@@ -194,7 +198,7 @@ struct RuleProblem {
     args.d_g = d_g.data();
     args.d_beta = d_beta.data();
     args.d_initial_state = d_state.data();
-    Execution execution(kRef);
+    Execution execution(backend);
     size_t bytes = 0;
     EXPECT_EQ(gdn_delta_rule_backward_workspace(execution.exec(), &args, &bytes), GDN_OK);
     execution.SetWorkspace(bytes);

@@ -20,7 +20,7 @@ struct Gradients {
 };
 
 struct Problem {
-  int64_t tokens = 5, heads = 3, key_dim = 4, width = 7;
+  int64_t tokens, heads, key_dim, width;
   gdn2_decay decay;
   float lower_bound = -5.0f;
   float erase_scale = 1.0f;
@@ -28,7 +28,9 @@ struct Problem {
   gdn_dtype dtype = GDN_F32;
   Doubles f, b, w, a_log, dt_bias, d_g, d_erase, d_write;
 
-  Problem(gdn2_decay kind, uint32_t seed) : decay(kind) {
+  Problem(gdn2_decay kind, uint32_t seed, int64_t T = 5, int64_t G = 3, int64_t K = 4,
+          int64_t W = 7, gdn_dtype type = GDN_F32)
+      : tokens(T), heads(G), key_dim(K), width(W), decay(kind), dtype(type) {
     Random random(seed);
     f = RandomDoubles(random, tokens * keys(), -3, 3);
     b = RandomDoubles(random, tokens * keys(), -3, 3);
@@ -86,7 +88,7 @@ struct Problem {
     return args;
   }
 
-  Gates Forward(gdn_dtype gate_dtype = GDN_F32) const {
+  Gates Forward(const Backend& backend = kRef, gdn_dtype gate_dtype = GDN_F32) const {
     const Inputs in = MakeInputs();
     GuardedFloats g(tokens * keys());
     Rows erase(gate_dtype, tokens + 1, keys(), 0), write(gate_dtype, tokens + 1, width, 0);
@@ -95,12 +97,12 @@ struct Problem {
     args.erase = erase.data();
     args.write = write.data();
     args.gate_dtype = gate_dtype;
-    Execution execution(kRef);
+    Execution execution(backend);
     EXPECT_EQ(gdn_gdn2_gates(execution.exec(), &args), GDN_OK) << gdn_last_error();
     return {g.Take("g"), erase.Take(tokens), write.Take(tokens)};
   }
 
-  Gradients Backward() const {
+  Gradients Backward(const Backend& backend = kRef) const {
     const Inputs in = MakeInputs();
     const Floats d_g_in = ToFloats(d_g), d_erase_in = ToFloats(d_erase);
     const Floats d_write_in = ToFloats(d_write);
@@ -117,7 +119,7 @@ struct Problem {
     args.d_w = d_w.data();
     args.d_a_log = with_a_log ? d_a_log.data() : nullptr;
     args.d_dt_bias = with_dt_bias ? d_dt_bias.data() : nullptr;
-    Execution execution(kRef);
+    Execution execution(backend);
     EXPECT_EQ(gdn_gdn2_gates_backward(execution.exec(), &args), GDN_OK) << gdn_last_error();
     return {d_f.Take(tokens), d_b.Take(tokens), d_w.Take(tokens), d_a_log.Take("d_a_log"),
             d_dt_bias.Take("d_dt_bias")};
@@ -127,29 +129,37 @@ struct Problem {
 const int kUnknownDecay = 2;
 const std::vector<gdn2_decay> kDecays = {GDN2_DECAY_SOFTPLUS, GDN2_DECAY_BOUNDED};
 
+std::vector<Backend> AllBackends() {
+  std::vector<Backend> all = BackendsUnderTest();
+  all.push_back(kRef);
+  return all;
+}
+
 TEST(Gdn2Gates, EveryValueInEveryType) {
   for (gdn2_decay decay : kDecays) {
     for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
       Problem p(decay, 101);
       p.erase_scale = decay == GDN2_DECAY_BOUNDED ? 2.0f : 1.0f;
-      const Gates got = p.Forward(dtype);
       Doubles g, erase, write;
       for (int64_t i = 0; i < p.tokens * p.keys(); ++i) {
         g.push_back(p.G(i));
         erase.push_back(p.Erase(i));
       }
       for (int64_t i = 0; i < p.tokens * p.width; ++i) write.push_back(p.Write(i));
-      EXPECT_LE(Error(got.g, ToFloats(g)), 1e-7);
-      EXPECT_LE(Error(got.erase, ToFloats(erase)), RoundingBound(dtype));
-      EXPECT_LE(Error(got.write, ToFloats(write)), RoundingBound(dtype));
-      // T25: signs and ranges.
-      for (float value : got.g) {
-        EXPECT_LE(value, 0.0f);
-        if (decay == GDN2_DECAY_BOUNDED) {
-          EXPECT_GE(value, p.lower_bound);
+      for (const Backend& backend : AllBackends()) {
+        const Gates got = p.Forward(backend, dtype);
+        EXPECT_LE(Error(got.g, ToFloats(g)), 1e-6);
+        EXPECT_LE(Error(got.erase, ToFloats(erase)), RoundingBound(dtype));
+        EXPECT_LE(Error(got.write, ToFloats(write)), RoundingBound(dtype));
+        // T25: signs and ranges.
+        for (float value : got.g) {
+          EXPECT_LE(value, 0.0f);
+          if (decay == GDN2_DECAY_BOUNDED) {
+            EXPECT_GE(value, p.lower_bound);
+          }
         }
+        for (float value : got.write) EXPECT_TRUE(value >= 0.0f && value <= 1.0f);
       }
-      for (float value : got.write) EXPECT_TRUE(value >= 0.0f && value <= 1.0f);
     }
   }
 }
@@ -161,13 +171,19 @@ TEST(Gdn2Gates, FiniteDifferencesOfEveryGradient) {
       p.erase_scale = scale;
       p.lower_bound = scale == 1.0f ? -5.0f : -0.3f;
       p.f[0] = 25.0;  // beyond softplus' threshold
-      const Gradients got = p.Backward();
       auto loss = [&] { return p.Loss(); };
-      ExpectGradient("d_f", got.f, FiniteDifferences(p.f, loss));
-      ExpectGradient("d_b", got.b, FiniteDifferences(p.b, loss));
-      ExpectGradient("d_w", got.w, FiniteDifferences(p.w, loss));
-      ExpectGradient("d_a_log", got.a_log, FiniteDifferences(p.a_log, loss));
-      ExpectGradient("d_dt_bias", got.dt_bias, FiniteDifferences(p.dt_bias, loss));
+      const Doubles f = FiniteDifferences(p.f, loss), b = FiniteDifferences(p.b, loss);
+      const Doubles w = FiniteDifferences(p.w, loss), a_log = FiniteDifferences(p.a_log, loss);
+      const Doubles dt_bias = FiniteDifferences(p.dt_bias, loss);
+      for (const Backend& backend : AllBackends()) {
+        const double bound = backend.backend == GDN_BACKEND_REF ? 2e-7 : 1e-6;
+        const Gradients got = p.Backward(backend);
+        ExpectGradient("d_f", got.f, f, bound);
+        ExpectGradient("d_b", got.b, b, bound);
+        ExpectGradient("d_w", got.w, w, bound);
+        ExpectGradient("d_a_log", got.a_log, a_log, bound);
+        ExpectGradient("d_dt_bias", got.dt_bias, dt_bias, bound);
+      }
     }
   }
 }
@@ -176,13 +192,15 @@ TEST(Gdn2Gates, FiniteDifferencesOfEveryGradient) {
 TEST(Gdn2Gates, G6BoundedDecayWithoutParameters) {
   Problem p(GDN2_DECAY_BOUNDED, 105);
   p.with_a_log = p.with_dt_bias = false;
-  const Gates gates = p.Forward();
-  for (int64_t i = 0; i < p.tokens * p.keys(); ++i) {
-    EXPECT_NEAR(gates.g[i], -5.0 / (1.0 + std::exp(-p.f[i])), 1e-6);
+  for (const Backend& backend : AllBackends()) {
+    const Gates gates = p.Forward(backend);
+    for (int64_t i = 0; i < p.tokens * p.keys(); ++i) {
+      EXPECT_NEAR(gates.g[i], -5.0 / (1.0 + std::exp(-p.f[i])), 1e-6);
+    }
+    const Gradients got = p.Backward(backend);
+    ExpectGradient("d_f", got.f, FiniteDifferences(p.f, [&] { return p.Loss(); }), 1e-6);
+    for (float value : got.a_log) EXPECT_TRUE(std::isnan(value)) << "not asked for";
   }
-  const Gradients got = p.Backward();
-  ExpectGradient("d_f", got.f, FiniteDifferences(p.f, [&] { return p.Loss(); }));
-  for (float value : got.a_log) EXPECT_TRUE(std::isnan(value)) << "not asked for";
 }
 
 // T19: above 20 the derivative is exactly 1.
@@ -191,8 +209,10 @@ TEST(Gdn2Gates, T19SlopeAboveTheThresholdIsExactlyOne) {
   for (double& value : p.f) value = 30.0;
   for (double& value : p.dt_bias) value = 0.0;
   for (double& value : p.a_log) value = 0.0;
-  const Gradients got = p.Backward();
-  for (size_t i = 0; i < p.f.size(); ++i) EXPECT_EQ(got.f[i], static_cast<float>(-p.d_g[i]));
+  for (const Backend& backend : AllBackends()) {
+    const Gradients got = p.Backward(backend);
+    for (size_t i = 0; i < p.f.size(); ++i) EXPECT_EQ(got.f[i], static_cast<float>(-p.d_g[i]));
+  }
 }
 
 // X4: saturated gates give finite values and gradients.
@@ -203,10 +223,34 @@ TEST(Gdn2Gates, X4SaturatedGatesStayFinite) {
       p.f[i] = i % 2 == 0 ? 1e4 : -1e4;
       p.b[i] = i % 3 == 0 ? 1e4 : -1e4;
     }
-    const Gates gates = p.Forward();
-    const Gradients got = p.Backward();
-    for (const Floats* values : {&gates.g, &gates.erase, &got.f, &got.b, &got.w, &got.a_log}) {
-      for (float value : *values) EXPECT_TRUE(std::isfinite(value));
+    for (const Backend& backend : AllBackends()) {
+      const Gates gates = p.Forward(backend);
+      const Gradients got = p.Backward(backend);
+      for (const Floats* values : {&gates.g, &gates.erase, &got.f, &got.b, &got.w, &got.a_log}) {
+        for (float value : *values) EXPECT_TRUE(std::isfinite(value)) << backend.name;
+      }
+    }
+  }
+}
+
+TEST(Gdn2Gates, LongSequencesMatchRefWithAnyThreads) {
+  for (gdn2_decay decay : kDecays) {
+    for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
+      const Problem p(decay, 111, 200, 3, 37, 65, dtype);
+      const Gradients expected = p.Backward();
+      const Gradients got = p.Backward({"cpu", GDN_BACKEND_CPU, 0});
+      EXPECT_LE(Error(got.f, expected.f), 2.0 * RoundingBound(dtype));
+      EXPECT_LE(Error(got.b, expected.b), 2.0 * RoundingBound(dtype));
+      EXPECT_LE(Error(got.w, expected.w), 2.0 * RoundingBound(dtype));
+      EXPECT_LE(Error(got.a_log, expected.a_log), 4e-6);
+      EXPECT_LE(Error(got.dt_bias, expected.dt_bias), 4e-6);
+      for (int32_t threads : {1, 2, 5}) {
+        const Gradients again = p.Backward({"cpu", GDN_BACKEND_CPU, threads});
+        EXPECT_EQ(again.f, got.f);
+        EXPECT_EQ(again.w, got.w);
+        EXPECT_EQ(again.a_log, got.a_log);
+        EXPECT_EQ(again.dt_bias, got.dt_bias);
+      }
     }
   }
 }
@@ -256,7 +300,7 @@ TEST(Gdn2Gates, RefusesEveryDamagedArgument) {
   cases.push_back({"erase must", bad, [](Args& a) { a.erase = nullptr; }});
   cases.push_back({"write must", bad, [](Args& a) { a.write = nullptr; }});
   cases.push_back({"overlap", bad, [](Args& a) { a.w = a.write; }});
-  ExpectRefusals<Args>(good, {&out}, gdn_gdn2_gates, cases, {GDN_BACKEND_REF});
+  ExpectRefusals<Args>(good, {&out}, gdn_gdn2_gates, cases);
 
   using Backward = gdn2_gates_backward_args;
   Backward backward{};
@@ -278,12 +322,9 @@ TEST(Gdn2Gates, RefusesEveryDamagedArgument) {
     backward_cases.push_back(
         {input.name, input.status, [&](Backward& a) { input.damage(a.forward); }});
   }
-  ExpectRefusals<Backward>(backward, {&out}, gdn_gdn2_gates_backward, backward_cases,
-                           {GDN_BACKEND_REF});
-  for (gdn_backend backend : {GDN_BACKEND_CPU, GDN_BACKEND_CUDA}) {
-    ExpectNoBackend(good, gdn_gdn2_gates, backend);
-    ExpectNoBackend(backward, gdn_gdn2_gates_backward, backend);
-  }
+  ExpectRefusals<Backward>(backward, {&out}, gdn_gdn2_gates_backward, backward_cases);
+  ExpectNoBackend(good, gdn_gdn2_gates, GDN_BACKEND_CUDA);
+  ExpectNoBackend(backward, gdn_gdn2_gates_backward, GDN_BACKEND_CUDA);
 }
 
 }  // namespace

@@ -13,6 +13,24 @@
 namespace gdn::kernels {
 namespace {
 
+std::vector<Backend> AllBackends() {
+  std::vector<Backend> all = BackendsUnderTest();
+  all.push_back(kRef);
+  return all;
+}
+
+// Of an FP32 result; REF rounds once, the others in every operation.
+double Bound(const Backend& backend) { return backend.backend == GDN_BACKEND_REF ? 3e-7 : 1.5e-6; }
+
+// Rounds the values to the type.
+void RoundTo(gdn_dtype dtype, Doubles& values) {
+  Tensor rounded(dtype, 1);
+  for (double& value : values) {
+    rounded.Set(0, static_cast<float>(value));
+    value = rounded.Get(0);
+  }
+}
+
 TEST(Gdn2, MatchesThePublishedRecurrence) {
   for (bool own_gates : {false, true}) {
     for (int64_t ratio = 1; ratio <= 4; ++ratio) {
@@ -28,23 +46,16 @@ TEST(Gdn2, MatchesThePublishedRecurrence) {
         Gdn2Problem p(shape, own_gates, 71);
         p.o_dtype = dtype;
         p.state_dtype = dtype == GDN_BF16 ? GDN_BF16 : GDN_F32;
-        Tensor rounded(dtype, 1);
-        for (Doubles* in : {&p.q, &p.k, &p.v}) {
-          for (double& value : *in) {
-            rounded.Set(0, static_cast<float>(value));
-            value = rounded.Get(0);
-          }
-        }
-        Tensor state(p.state_dtype, 1);
-        for (double& value : p.state) {
-          state.Set(0, static_cast<float>(value));
-          value = state.Get(0);
-        }
+        p.gate_dtype = dtype;
+        for (Doubles* in : {&p.q, &p.k, &p.v, &p.erase, &p.write}) RoundTo(dtype, *in);
+        RoundTo(p.state_dtype, p.state);
         Doubles o, final_state;
         p.Loss(&o, &final_state);
-        const RuleOutputs got = p.Forward();
-        EXPECT_LE(Error(got.o, ToFloats(o)), RoundingBound(p.o_dtype));
-        EXPECT_LE(Error(got.state, ToFloats(final_state)), RoundingBound(p.state_dtype));
+        for (const Backend& backend : AllBackends()) {
+          const RuleOutputs got = p.Forward(backend);
+          EXPECT_LE(Error(got.o, ToFloats(o)), RoundingBound(p.o_dtype));
+          EXPECT_LE(Error(got.state, ToFloats(final_state)), RoundingBound(p.state_dtype));
+        }
       }
     }
   }
@@ -60,9 +71,11 @@ TEST(Gdn2, T18ScalarGatesAreTheGatedDeltaRule) {
       shape.normalize = normalize;
       const RuleProblem rule(shape, 73);
       const RuleOutputs expected = rule.Forward();
-      const RuleOutputs got = Gdn2Problem(rule).Forward();
-      EXPECT_LE(Error(got.o, expected.o), 3e-7);
-      EXPECT_LE(Error(got.state, expected.state), 3e-7);
+      for (const Backend& backend : AllBackends()) {
+        const RuleOutputs got = Gdn2Problem(rule).Forward(backend);
+        EXPECT_LE(Error(got.o, expected.o), Bound(backend));
+        EXPECT_LE(Error(got.state, expected.state), Bound(backend));
+      }
     }
   }
 }
@@ -100,9 +113,11 @@ TEST(Gdn2, ScalarBetaWithChannelDecayIsKda) {
       expected.push_back(static_cast<float>(o));
     }
   }
-  const RuleOutputs got = p.Forward();
-  EXPECT_LE(Error(got.o, expected), 3e-7);
-  EXPECT_LE(Error(got.state, ToFloats(S)), 3e-7);
+  for (const Backend& backend : AllBackends()) {
+    const RuleOutputs got = p.Forward(backend);
+    EXPECT_LE(Error(got.o, expected), Bound(backend));
+    EXPECT_LE(Error(got.state, ToFloats(S)), Bound(backend));
+  }
 }
 
 // Gates shared by a key head's value heads are those gates, replicated.
@@ -123,8 +138,10 @@ TEST(Gdn2, SharedGatesEqualReplicatedOnes) {
       }
     }
   }
-  EXPECT_EQ(own.Forward().o, shared.Forward().o);
-  EXPECT_EQ(own.Forward().state, shared.Forward().state);
+  for (const Backend& backend : AllBackends()) {
+    EXPECT_EQ(own.Forward(backend).o, shared.Forward(backend).o);
+    EXPECT_EQ(own.Forward(backend).state, shared.Forward(backend).state);
+  }
 }
 
 struct Slots {
@@ -133,10 +150,11 @@ struct Slots {
 };
 
 // Runs p on a pool of `size` slots, poisoned but for the given states; returns o and the pool.
-std::pair<Floats, Tensor> OnSlots(const Gdn2Problem& p, const Slots& slots, int64_t size,
-                                  bool step) {
+std::pair<Floats, Tensor> OnSlots(const Backend& backend, const Gdn2Problem& p, const Slots& slots,
+                                  int64_t size, bool step) {
   const Rows q = p.In(p.q, p.keys()), k = p.In(p.k, p.keys()), v = p.In(p.v, p.values());
-  const Floats g = ToFloats(p.g), erase = ToFloats(p.erase), write = ToFloats(p.write);
+  const Floats g = ToFloats(p.g);
+  const Tensor erase = p.GateTensor(p.erase), write = p.GateTensor(p.write);
   const int64_t slot_size = p.heads() * p.head_size();
   const int64_t stride = slot_size + 3;
   Tensor pool(GDN_F32, size * stride);
@@ -156,7 +174,7 @@ std::pair<Floats, Tensor> OnSlots(const Gdn2Problem& p, const Slots& slots, int6
   args.fresh = slots.fresh.data();
   args.o = o.data();
   args.o_token_stride = o.stride();
-  Execution execution(kRef);
+  Execution execution(backend);
   EXPECT_EQ(
       step ? gdn_gdn2_step(execution.exec(), &args) : gdn_gdn2_prefill(execution.exec(), &args),
       GDN_OK)
@@ -166,22 +184,22 @@ std::pair<Floats, Tensor> OnSlots(const Gdn2Problem& p, const Slots& slots, int6
 
 // T23, X2, X3: forks, fresh slots, padding rows and empty sequences; every other slot keeps its
 // bits.
-TEST(Gdn2, T23SlotsForksPaddingAndEmptySequences) {
-  for (bool step : {false, true}) {
+void ExpectSlots(const Backend& backend, bool step) {
+  {
     RuleShape shape;
     shape.lengths = step ? std::vector<int32_t>(6, 1) : std::vector<int32_t>{4, 2, 3, 0, 0, 5};
     Gdn2Problem p(shape, false, 79);
     //                   in place, fork, padding, empty in place, empty fork, fresh
     const Slots slots{{7, 1, -1, 3, 5, 9}, {7, 2, 4, 3, 6, 9}, {0, 0, 0, 0, 0, 1}};
     const int64_t slot_size = p.heads() * p.head_size();
-    const auto [o, pool] = OnSlots(p, slots, 11, step);
+    const auto [o, pool] = OnSlots(backend, p, slots, 11, step);
     std::fill_n(p.state.begin() + 5 * slot_size, slot_size, 0.0);
     Doubles expected_o, expected_state;
     p.Loss(&expected_o, &expected_state);
     for (int64_t t = p.cu[2]; t < p.cu[3]; ++t) {
       std::fill_n(expected_o.begin() + t * p.values(), p.values(), 0.0);
     }
-    EXPECT_LE(Error(o, ToFloats(expected_o)), 3e-7);
+    EXPECT_LE(Error(o, ToFloats(expected_o)), Bound(backend));
     for (int64_t t = p.cu[2]; t < p.cu[3]; ++t) EXPECT_EQ(o[t * p.values()], 0.0f);
     const int64_t stride = slot_size + 3;
     Floats got, expected;
@@ -202,7 +220,33 @@ TEST(Gdn2, T23SlotsForksPaddingAndEmptySequences) {
         }
       }
     }
-    EXPECT_LE(Error(got, expected), 3e-7);
+    EXPECT_LE(Error(got, expected), Bound(backend));
+  }
+}
+
+TEST(Gdn2, T23SlotsForksPaddingAndEmptySequences) {
+  for (const Backend& backend : AllBackends()) {
+    for (bool step : {false, true}) ExpectSlots(backend, step);
+  }
+}
+
+TEST(Gdn2, X1EveryDimensionMatchesRef) {
+  for (auto [key_dim, value_dim] : std::vector<std::pair<int64_t, int64_t>>{
+           {1, 1}, {8, 31}, {15, 32}, {16, 33}, {17, 65}, {60, 100}, {128, 128}, {256, 40}}) {
+    RuleShape shape;
+    shape.lengths = {3, 18};
+    shape.key_dim = key_dim;
+    shape.value_dim = value_dim;
+    const Gdn2Problem p(shape, value_dim % 2 == 0, 83);
+    const RuleOutputs expected = p.Forward();
+    const RuleOutputs one = p.Forward({"cpu", GDN_BACKEND_CPU, 0});
+    EXPECT_LE(Error(one.o, expected.o), 2e-6) << key_dim << " " << value_dim;
+    EXPECT_LE(Error(one.state, expected.state), 2e-6) << key_dim << " " << value_dim;
+    for (int32_t threads : {1, 2, 5}) {  // X9
+      const RuleOutputs again = p.Forward({"cpu", GDN_BACKEND_CPU, threads});
+      EXPECT_EQ(again.o, one.o);
+      EXPECT_EQ(again.state, one.state);
+    }
   }
 }
 
@@ -212,28 +256,30 @@ TEST(Gdn2, I11PrefillThenStepsEqualOnePrefill) {
   shape.lengths = {14};
   shape.trailing_tokens = 0;
   const Gdn2Problem whole(shape, true, 81);
-  const RuleOutputs expected = whole.Forward();
-  Gdn2Problem part = whole;
-  part.cu = {0, 9};
-  Floats o;
-  for (int64_t begin : {0, 9, 10, 11, 12, 13}) {
-    const int64_t end = begin == 0 ? 9 : begin + 1;
-    auto cut = [&](const Doubles& all, int64_t width) {
-      return Doubles(all.begin() + begin * width, all.begin() + end * width);
-    };
-    part.cu = {0, static_cast<int32_t>(end - begin)};
-    part.q = cut(whole.q, whole.keys());
-    part.k = cut(whole.k, whole.keys());
-    part.v = cut(whole.v, whole.values());
-    part.g = cut(whole.g, whole.gates());
-    part.erase = cut(whole.erase, whole.gates());
-    part.write = cut(whole.write, whole.values());
-    const RuleOutputs got = part.Forward();
-    o.insert(o.end(), got.o.begin(), got.o.end());
-    part.state.assign(got.state.begin(), got.state.end());
+  for (const Backend& backend : AllBackends()) {
+    const RuleOutputs expected = whole.Forward(backend);
+    Gdn2Problem part = whole;
+    part.cu = {0, 9};
+    Floats o;
+    for (int64_t begin : {0, 9, 10, 11, 12, 13}) {
+      const int64_t end = begin == 0 ? 9 : begin + 1;
+      auto cut = [&](const Doubles& all, int64_t width) {
+        return Doubles(all.begin() + begin * width, all.begin() + end * width);
+      };
+      part.cu = {0, static_cast<int32_t>(end - begin)};
+      part.q = cut(whole.q, whole.keys());
+      part.k = cut(whole.k, whole.keys());
+      part.v = cut(whole.v, whole.values());
+      part.g = cut(whole.g, whole.gates());
+      part.erase = cut(whole.erase, whole.gates());
+      part.write = cut(whole.write, whole.values());
+      const RuleOutputs got = part.Forward(backend);
+      o.insert(o.end(), got.o.begin(), got.o.end());
+      part.state.assign(got.state.begin(), got.state.end());
+    }
+    EXPECT_LE(Error(o, expected.o), 1e-6);
+    EXPECT_LE(Error(ToFloats(part.state), expected.state), 1e-6);
   }
-  EXPECT_LE(Error(o, expected.o), 1e-6);
-  EXPECT_LE(Error(ToFloats(part.state), expected.state), 1e-6);
 }
 
 TEST(Gdn2, RefusesEveryDamagedArgument) {
@@ -289,10 +335,12 @@ TEST(Gdn2, RefusesEveryDamagedArgument) {
       {"read_index", bad, [](Args& a) { a.read_index = nullptr; }},
       {"write_index", bad, [](Args& a) { a.write_index = nullptr; }}};
   for (auto* call : {gdn_gdn2_step, gdn_gdn2_prefill}) {
-    for (gdn_backend backend : {GDN_BACKEND_CPU, GDN_BACKEND_CUDA}) {
-      ExpectNoBackend(good, call, backend);
-    }
-    ExpectRefusals<Args>(good, {&o, &state}, call, cases, {GDN_BACKEND_REF});
+    ExpectNoBackend(good, call, GDN_BACKEND_CUDA);
+    o = Tensor(GDN_F32, 40);
+    state = Tensor(GDN_F32, 320);
+    good.o = o.data();
+    good.state = state.data();
+    ExpectRefusals<Args>(good, {&o, &state}, call, cases);
     cases.push_back({"cu_seqlens", bad, [](Args& a) { a.cu_seqlens = nullptr; }});
     cases.push_back({"cu_seqlens[0]", bad, [](Args& a) { a.cu_seqlens = starts_at_one.data(); }});
     cases.push_back({"cu_seqlens", bad, [](Args& a) { a.cu_seqlens = decreases.data(); }});

@@ -27,6 +27,7 @@ struct Gdn2Problem {
   Doubles q, k, v, g, erase, write, state, d_o, d_final;  // dense
   gdn_dtype state_dtype = GDN_F32;
   gdn_dtype o_dtype = GDN_F32;
+  gdn_dtype gate_dtype = GDN_F32;
 
   Gdn2Problem(const RuleShape& s, bool own, uint32_t seed) : shape(s), own_gates(own) {
     const RuleProblem rule(s, seed);
@@ -72,6 +73,12 @@ struct Gdn2Problem {
     return {shape.dtype, all_tokens(), width, shape.pad, dense};
   }
 
+  Tensor GateTensor(const Doubles& values) const {
+    Tensor tensor(gate_dtype, static_cast<int64_t>(values.size()));
+    for (int64_t i = 0; i < tensor.size(); ++i) tensor.Set(i, static_cast<float>(values[i]));
+    return tensor;
+  }
+
   // The recurrence as published, on [K][V] states: sum(d_o * o) + sum(d_final * final state).
   double Loss(Doubles* o_out = nullptr, Doubles* state_out = nullptr) const {
     double loss = 0.0;
@@ -83,7 +90,7 @@ struct Gdn2Problem {
   }
 
   gdn2_args Args(const Rows& q_in, const Rows& k_in, const Rows& v_in, const Floats& g_in,
-                 const Floats& erase_in, const Floats& write_in) const {
+                 const Tensor& erase_in, const Tensor& write_in) const {
     gdn2_args args{};
     args.sequences = n();
     args.cu_seqlens = cu.data();
@@ -102,6 +109,7 @@ struct Gdn2Problem {
     args.g = g_in.data();
     args.erase = erase_in.data();
     args.write = write_in.data();
+    args.gate_dtype = gate_dtype;
     args.scale = shape.scale;
     args.use_qk_l2norm = shape.normalize;
     args.state_dtype = state_dtype;
@@ -110,9 +118,10 @@ struct Gdn2Problem {
   }
 
   // Outputs and dense final states.
-  RuleOutputs Forward() const {
+  RuleOutputs Forward(const Backend& backend = kRef) const {
     const Rows q_in = In(q, keys()), k_in = In(k, keys()), v_in = In(v, values());
-    const Floats g_in = ToFloats(g), erase_in = ToFloats(erase), write_in = ToFloats(write);
+    const Floats g_in = ToFloats(g);
+    const Tensor erase_in = GateTensor(erase), write_in = GateTensor(write);
     Tensor pool(state_dtype, states());
     for (int64_t i = 0; i < states(); ++i) pool.Set(i, static_cast<float>(state[i]));
     std::vector<int64_t> slots;
@@ -124,7 +133,7 @@ struct Gdn2Problem {
     args.read_index = args.write_index = slots.data();
     args.o = o.data();
     args.o_token_stride = o.stride();
-    Execution execution(kRef);
+    Execution execution(backend);
     EXPECT_EQ(gdn_gdn2_prefill(execution.exec(), &args), GDN_OK) << gdn_last_error();
     RuleOutputs out;
     out.o = o.Take(tokens());

@@ -71,23 +71,29 @@ gdn_status Check(const char* op, const gdn_delta_rule_backward_args& args) {
   return used == 0 ? GDN_OK : CheckBuffers(op, args);
 }
 
+size_t Needed(const gdn_exec& exec, const gdn_delta_rule_backward_args& args) {
+  return exec.backend == GDN_BACKEND_CPU ? gdn::cpu::DeltaRuleBackwardWorkspace(exec, args)
+                                         : gdn::ref::DeltaRuleBackwardWorkspace(args);
+}
+
 }  // namespace
 
 gdn_status gdn_delta_rule_backward_workspace(const gdn_exec* exec,
                                              const gdn_delta_rule_backward_args* args,
                                              size_t* bytes) {
   constexpr char kOp[] = "delta_rule_backward_workspace";
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRef));
+  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRefAndCpu));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "bytes", bytes));
   GDN_RETURN_IF_ERROR(CheckShape(kOp, *args));
-  *bytes = gdn::ref::DeltaRuleBackwardWorkspace(*args);
+  *bytes = Needed(*exec, *args);
   return GDN_OK;
 }
 
 gdn_status gdn_delta_rule_backward(const gdn_exec* exec, const gdn_delta_rule_backward_args* args) {
   constexpr char kOp[] = "delta_rule_backward";
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRef));
+  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRefAndCpu));
   GDN_RETURN_IF_ERROR(Check(kOp, *args));
-  GDN_RETURN_IF_ERROR(CheckWorkspace(kOp, *exec, gdn::ref::DeltaRuleBackwardWorkspace(*args)));
+  GDN_RETURN_IF_ERROR(CheckWorkspace(kOp, *exec, Needed(*exec, *args)));
+  if (exec->backend == GDN_BACKEND_CPU) return gdn::cpu::DeltaRuleBackward(*exec, *args);
   return gdn::ref::DeltaRuleBackward(*exec, *args);
 }

@@ -13,10 +13,19 @@ using namespace gdn::kernels;  // NOLINT(build/namespaces): the checks
 
 constexpr char kOp[] = "delta_rule_forward";
 
+gdn_status CheckShape(const char* op, const gdn_delta_rule_forward_args& args) {
+  GDN_RETURN_IF_ERROR(CheckDeltaRuleShape(op, args));
+  // The workspace grows with the product of these and of the dimensions.
+  GDN_CHECK_ARG(
+      args.sequences <= int64_t{1} << 31 && args.value_heads <= 4096, GDN_UNSUPPORTED_SHAPE,
+      "%s: sequences must be at most 2^31 and value_heads at most 4096, got %lld and %lld", op,
+      static_cast<long long>(args.sequences), static_cast<long long>(args.value_heads));
+  GDN_RETURN_IF_ERROR(CheckElementType(op, "qkv_dtype", args.qkv_dtype));
+  return CheckElementType(op, "o_dtype", args.o_dtype);
+}
+
 gdn_status Check(const gdn_delta_rule_forward_args& args) {
-  GDN_RETURN_IF_ERROR(CheckDeltaRuleShape(kOp, args));
-  GDN_RETURN_IF_ERROR(CheckElementType(kOp, "qkv_dtype", args.qkv_dtype));
-  GDN_RETURN_IF_ERROR(CheckElementType(kOp, "o_dtype", args.o_dtype));
+  GDN_RETURN_IF_ERROR(CheckShape(kOp, args));
   const int64_t keys = args.key_heads * args.key_dim;
   const int64_t values = args.value_heads * args.value_dim;
   GDN_RETURN_IF_ERROR(CheckStride(kOp, "q_token_stride", args.q_token_stride, keys));
@@ -47,8 +56,22 @@ gdn_status Check(const gdn_delta_rule_forward_args& args) {
 
 }  // namespace
 
+gdn_status gdn_delta_rule_forward_workspace(const gdn_exec* exec,
+                                            const gdn_delta_rule_forward_args* args,
+                                            size_t* bytes) {
+  constexpr char kQuery[] = "delta_rule_forward_workspace";
+  GDN_RETURN_IF_ERROR(CheckPartialExec(kQuery, exec, args, HasBackends::kRefAndCpu));
+  GDN_RETURN_IF_ERROR(CheckPointer(kQuery, "bytes", bytes));
+  GDN_RETURN_IF_ERROR(CheckShape(kQuery, *args));
+  *bytes = exec->backend == GDN_BACKEND_CPU ? gdn::cpu::DeltaRuleForwardWorkspace(*exec, *args) : 0;
+  return GDN_OK;
+}
+
 gdn_status gdn_delta_rule_forward(const gdn_exec* exec, const gdn_delta_rule_forward_args* args) {
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRef));
+  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRefAndCpu));
   GDN_RETURN_IF_ERROR(Check(*args));
-  return gdn::ref::DeltaRuleForward(*exec, *args);
+  if (exec->backend != GDN_BACKEND_CPU) return gdn::ref::DeltaRuleForward(*exec, *args);
+  GDN_RETURN_IF_ERROR(
+      CheckWorkspace(kOp, *exec, gdn::cpu::DeltaRuleForwardWorkspace(*exec, *args)));
+  return gdn::cpu::DeltaRuleForward(*exec, *args);
 }

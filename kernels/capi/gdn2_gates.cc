@@ -77,14 +77,16 @@ gdn_status CheckBackward(const char* op, const gdn2_gates_backward_args& args) {
 
 gdn_status gdn_gdn2_gates(const gdn_exec* exec, const gdn2_gates_args* args) {
   constexpr char kOp[] = "gdn2_gates";
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRef));
+  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRefAndCpu));
   GDN_RETURN_IF_ERROR(Check(kOp, *args));
+  if (exec->backend == GDN_BACKEND_CPU) return gdn::cpu::Gdn2Gates(*exec, *args);
   return gdn::ref::Gdn2Gates(*exec, *args);
 }
 
 gdn_status gdn_gdn2_gates_backward(const gdn_exec* exec, const gdn2_gates_backward_args* args) {
   constexpr char kOp[] = "gdn2_gates_backward";
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRef));
+  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRefAndCpu));
   GDN_RETURN_IF_ERROR(CheckBackward(kOp, *args));
+  if (exec->backend == GDN_BACKEND_CPU) return gdn::cpu::Gdn2GatesBackward(*exec, *args);
   return gdn::ref::Gdn2GatesBackward(*exec, *args);
 }

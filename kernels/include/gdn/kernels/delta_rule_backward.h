@@ -18,7 +18,7 @@
  *  crosses a sequence's boundary; a sequence without tokens passes d_final_state on. Tokens from
  *  cu_seqlens[N] on are neither read nor written.
  *
- *  Back end: REF; CPU and CUDA answer GDN_BACKEND_UNAVAILABLE.
+ *  Back ends: REF and CPU; CUDA answers GDN_BACKEND_UNAVAILABLE.
  */
 #ifndef GDN_KERNELS_DELTA_RULE_BACKWARD_H_
 #define GDN_KERNELS_DELTA_RULE_BACKWARD_H_
@@ -79,5 +79,9 @@ namespace gdn::ref {
 gdn_status DeltaRuleBackward(const gdn_exec&, const gdn_delta_rule_backward_args&);
 size_t DeltaRuleBackwardWorkspace(const gdn_delta_rule_backward_args&);
 }  // namespace gdn::ref
+namespace gdn::cpu {
+gdn_status DeltaRuleBackward(const gdn_exec&, const gdn_delta_rule_backward_args&);
+size_t DeltaRuleBackwardWorkspace(const gdn_exec&, const gdn_delta_rule_backward_args&);
+}  // namespace gdn::cpu
 #endif
 #endif /* GDN_KERNELS_DELTA_RULE_BACKWARD_H_ */

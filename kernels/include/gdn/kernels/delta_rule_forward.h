@@ -13,7 +13,7 @@
  *  Sequences, lengths of 0 included, follow cu_seqlens; tokens from cu_seqlens[N] on are neither
  *  read nor written. FP32 arithmetic (REF: FP64). No output may overlap an input or another output.
  *
- *  Back end: REF; CPU and CUDA answer GDN_BACKEND_UNAVAILABLE. No workspace.
+ *  Back ends: REF and CPU (the chunked prefill); CUDA answers GDN_BACKEND_UNAVAILABLE.
  */
 #ifndef GDN_KERNELS_DELTA_RULE_FORWARD_H_
 #define GDN_KERNELS_DELTA_RULE_FORWARD_H_
@@ -25,10 +25,10 @@ extern "C" {
 #endif
 
 typedef struct gdn_delta_rule_forward_args {
-  int64_t sequences;         /*!< N >= 0. */
+  int64_t sequences;         /*!< N in 0..2^31. */
   const int32_t* cu_seqlens; /*!< [in] [N+1], non-decreasing from 0. */
   int64_t key_heads;         /*!< H >= 1. */
-  int64_t value_heads;       /*!< HV, a multiple of H, HV/H in 1..8; hv uses key head hv/(HV/H). */
+  int64_t value_heads;       /*!< HV <= 4096, HV/H in 1..8; hv uses key head hv/(HV/H). */
   int64_t key_dim;           /*!< K in 1..256. */
   int64_t value_dim;         /*!< V in 1..512. */
   const void* q;             /*!< [in] [T, H, K], heads and elements dense. */
@@ -54,11 +54,18 @@ typedef struct gdn_delta_rule_forward_args {
 } gdn_delta_rule_forward_args;
 
 gdn_status gdn_delta_rule_forward(const gdn_exec* exec, const gdn_delta_rule_forward_args* args);
+/*! \brief Scratch bytes of the call above; the pointers in args are not read. */
+gdn_status gdn_delta_rule_forward_workspace(const gdn_exec* exec,
+                                            const gdn_delta_rule_forward_args* args, size_t* bytes);
 
 #ifdef __cplusplus
 } /* extern "C" */
 namespace gdn::ref {
 gdn_status DeltaRuleForward(const gdn_exec&, const gdn_delta_rule_forward_args&);
 }
+namespace gdn::cpu {
+gdn_status DeltaRuleForward(const gdn_exec&, const gdn_delta_rule_forward_args&);
+size_t DeltaRuleForwardWorkspace(const gdn_exec&, const gdn_delta_rule_forward_args&);
+}  // namespace gdn::cpu
 #endif
 #endif /* GDN_KERNELS_DELTA_RULE_FORWARD_H_ */

@@ -81,5 +81,9 @@ namespace gdn::ref {
 gdn_status Gdn2Gates(const gdn_exec&, const gdn2_gates_args&);
 gdn_status Gdn2GatesBackward(const gdn_exec&, const gdn2_gates_backward_args&);
 }  // namespace gdn::ref
+namespace gdn::cpu {
+gdn_status Gdn2Gates(const gdn_exec&, const gdn2_gates_args&);
+gdn_status Gdn2GatesBackward(const gdn_exec&, const gdn2_gates_backward_args&);
+}  // namespace gdn::cpu
 #endif
 #endif /* GDN_KERNELS_GDN2_GATES_H_ */
