@@ -9,7 +9,7 @@ endforeach()
 target_sources(gdn_kernels PRIVATE
   capi/delta_rule_saved.cc capi/gdn2_backward.cc ref/gdn2_backward.cc)
 
-gdn_test(kernels_training_test
+gdn_test(kernels_rule_training_test
   SRCS causal_conv_backward_test.cc delta_rule_backward_test.cc
        delta_rule_training_contract_test.cc gates_backward_test.cc gdn2_backward_test.cc
        gdn2_gates_test.cc gdn2_test.cc
