@@ -8,14 +8,18 @@ namespace gdn::cuda {
 
 // 4 or 16 bytes, aligned to their size; 16 bypass the L1.
 template <int kBytes>
-__device__ inline void CopyAsync(void* shared, const void* global) {
+__device__ inline void CopyAsync(uint32_t to, const void* global) {
   static_assert(kBytes == 4 || kBytes == 16);
-  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
   }
+}
+
+template <int kBytes>
+__device__ inline void CopyAsync(void* shared, const void* global) {
+  CopyAsync<kBytes>(static_cast<uint32_t>(__cvta_generic_to_shared(shared)), global);
 }
 
 __device__ inline void PrefetchToL2(const void* global) {

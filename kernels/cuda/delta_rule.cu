@@ -2,13 +2,14 @@
 
 #include <cmath>
 
+#include "kernels/cuda/delta_rule_chunk.h"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/math.cuh"
 
-// The rule as a recurrence over a sequence's tokens, for the step and, correctly though token by
-// token, for the prefill. A warp keeps kRows rows of a head's state in registers, a lane every 32nd
-// column of them, and needs nothing of the other rows.
+// The rule as a recurrence over a sequence's tokens, for the step and for those prefills that the
+// chunked kernel does not cover: correct, though token by token. A warp keeps kRows rows of a
+// head's state in registers, a lane every 32nd column of them, and needs nothing of the other rows.
 
 namespace gdn::cuda {
 namespace {
@@ -139,6 +140,7 @@ gdn_status Run(const char* op, const gdn_exec& exec, const gdn_delta_rule_args& 
   if (args.sequences == 0) return GDN_OK;
   Device device;
   if (const gdn_status status = CurrentDevice(op, &device); status != GDN_OK) return status;
+  if (!step && CoversChunked(device, args)) return LaunchChunked(exec, device, args);
   Params params;
   params.args = args;
   params.scale = args.scale != 0.0f

@@ -7,7 +7,7 @@
 #include "kernels/cuda/linear_wide.h"
 #include "kernels/cuda/math.cuh"
 #include "kernels/cuda/tensor_copy.cuh"
-#include "kernels/cuda/wgmma.cuh"
+#include "kernels/cuda/wgmma_panels.cuh"
 
 namespace gdn::cuda::linear {
 
@@ -381,22 +381,22 @@ __global__ void __launch_bounds__(kWideThreads, 2)
     for (int i = 0; i < count; ++i) {
       barriers.w_full[w.slot].Wait(w.parity);
       barriers.n_full[n.slot].Wait(n.parity);
-      const uint64_t a = TileDescriptor(w_slots + w.slot * kWideWeightBytes);
-      const uint64_t b = TileDescriptor(n_slots + n.slot * kNBytes);
-      WgmmaFence();
+      const uint64_t a = PanelDescriptor(SharedAddress(w_slots + w.slot * kWideWeightBytes));
+      const uint64_t b = PanelDescriptor(SharedAddress(n_slots + n.slot * kNBytes));
+      ProductFence();
 #pragma unroll
       for (int step = 0; step < kWideStage / 16; ++step) {
-        Wgmma<W, kRows>::Multiply(d, a + 2 * step, b + 2 * step);
+        Wgmma<W, kRows>::Multiply(d, a + kNextColumns * step, b + kNextColumns * step);
       }
-      WgmmaCommit();
-      WgmmaWait<1>();  // The stage before this one has been read.
+      CommitProducts();
+      WaitForProducts<1>();  // The stage before this one has been read.
       if (i > 0) release(i - 1, last_w, last_n);
       last_w = w.slot;
       last_n = n.slot;
       w.Advance(p.w_slots);
       n.Advance(p.n_slots);
     }
-    WgmmaWait<0>();
+    WaitForProducts<0>();
     WaitForPreviousKernel();  // y may be what it reads or writes.
     SyncWideConsumers();      // All have left the slots, which are used again.
     if (kSplits == 1 && !p.y_is_f32) {

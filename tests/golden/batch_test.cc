@@ -31,16 +31,6 @@ class BatchTest : public testing::TestWithParam<Mode> {
     stack_ = LoadStack(SourcePath("deploy/models/demo-gdn-7m"), options);
   }
 
-  static std::vector<int32_t> Tokens(size_t sequence, size_t length) {
-    std::vector<int32_t> tokens(length);
-    uint32_t state = 12345u + 977u * static_cast<uint32_t>(sequence);
-    for (int32_t& token : tokens) {
-      state = state * 1664525u + 1013904223u;
-      token = static_cast<int32_t>(32u + (state >> 16) % 95u);
-    }
-    return tokens;
-  }
-
   void ExpectSame(std::span<const float> together, std::span<const float> alone) {
     ASSERT_EQ(together.size(), alone.size());
     if (alone.empty()) return;
@@ -55,27 +45,10 @@ class BatchTest : public testing::TestWithParam<Mode> {
 };
 
 TEST_P(BatchTest, RaggedPrefill) {
-  const std::vector<size_t> lengths = {0, 1, 3, 64, 65, 500, 2, 63, 128, 1};
-  std::vector<std::vector<int32_t>> prompts;
-  std::vector<SequenceInput> batch;
-  for (size_t i = 0; i < lengths.size(); ++i) prompts.push_back(Tokens(i, lengths[i]));
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    batch.push_back({.write_slot = static_cast<int64_t>(1 + i),
-                     .fresh = true,
-                     .tokens = prompts[i],
-                     .want_logits = Positions::kAll});
-  }
-  std::vector<SequenceOutput> outputs;
-  ASSERT_TRUE(stack_->Run(batch, &outputs).ok());
-  std::vector<std::vector<float>> together;
-  for (const SequenceOutput& output : outputs) {
-    together.emplace_back(output.logits.begin(), output.logits.end());
-  }
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    SCOPED_TRACE(lengths[i]);
-    Session alone(stack_.get(), 100);
-    ExpectSame(together[i], alone.Feed(prompts[i], Positions::kAll));
-  }
+  CompareRaggedPrefill(stack_.get(),
+                       [&](std::span<const float> together, std::span<const float> alone) {
+                         ExpectSame(together, alone);
+                       });
 }
 
 // Decode rows of 64 sequences beside each other, and beside somebody's prefill.
@@ -83,8 +56,8 @@ TEST_P(BatchTest, DecodeAmongOthers) {
   constexpr size_t kSequences = 64;
   constexpr size_t kSteps = 6;
   std::vector<std::vector<int32_t>> tokens;
-  for (size_t i = 0; i < kSequences; ++i) tokens.push_back(Tokens(i, 4 + i % 7 + kSteps));
-  const std::vector<int32_t> intruder = Tokens(999, 200);
+  for (size_t i = 0; i < kSequences; ++i) tokens.push_back(TextTokens(i, 4 + i % 7 + kSteps));
+  const std::vector<int32_t> intruder = TextTokens(999, 200);
 
   std::vector<std::vector<float>> together(kSequences);
   std::vector<SequenceOutput> outputs;
@@ -123,7 +96,7 @@ TEST_P(BatchTest, SampledTokensAmongOthers) {
   std::vector<std::vector<int32_t>> prompts;
   std::vector<pipeline::SampleSpec> specs;
   for (size_t i = 0; i < 32; ++i) {
-    prompts.push_back(Tokens(i, 3 + i));
+    prompts.push_back(TextTokens(i, 3 + i));
     pipeline::SampleSpec spec;
     spec.temperature = i % 4 == 0 ? 0.0f : 1.0f;
     spec.top_k = i % 3 == 0 ? 20 : 0;

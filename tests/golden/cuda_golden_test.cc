@@ -8,8 +8,7 @@ namespace {
 
 using pipeline::Positions;
 
-constexpr double kBound = 3e-2;   // Relative L2 of logits and states.
-constexpr double kMinGap = 0.25;  // First choices are compared where the golden's gap exceeds it.
+constexpr GoldenBounds kBounds = {.logits = 3e-2, .min_gap = 0.25, .states = 3e-2};
 
 struct Case {
   Checkpoint checkpoint;
@@ -38,7 +37,7 @@ class CudaGoldenTest : public testing::TestWithParam<Case> {
                          {.state_type = GetParam().state_type, .num_slots = 8}, layers);
   }
   void ExpectRows(std::span<const float> ours, std::span<const float> golden) {
-    ExpectGoldenRows(ours, golden, vocab_, kBound, kMinGap);
+    ExpectGoldenRows(ours, golden, vocab_, kBounds.logits, kBounds.min_gap);
   }
 
   const Goldens goldens_{GetParam().checkpoint.golden_path};
@@ -47,28 +46,11 @@ class CudaGoldenTest : public testing::TestWithParam<Case> {
 };
 
 TEST_P(CudaGoldenTest, PrefillLogitsAtEveryPosition) {
-  int prompts = 0;
-  for (; goldens_.Has(Key(prompts, "prompt")); ++prompts) {
-    SCOPED_TRACE(prompts);
-    Session session(stack_.get(), 1 + prompts % 3);
-    ExpectRows(session.Feed(goldens_.Ints(Key(prompts, "prompt")), Positions::kAll),
-               goldens_.Floats(Key(prompts, "logits")));
-  }
-  EXPECT_GE(prompts, 3);
+  ExpectPrefillGoldens(stack_.get(), goldens_, kBounds);
 }
 
 TEST_P(CudaGoldenTest, DecodeLogitsOnTheGoldenPath) {
-  for (int prompt = 0; goldens_.Has(Key(prompt, "greedy_logits")); ++prompt) {
-    SCOPED_TRACE(prompt);
-    Session session(stack_.get(), 1);
-    session.Feed(goldens_.Ints(Key(prompt, "prompt")));
-    std::vector<float> rows;
-    for (const int32_t token : goldens_.Ints(Key(prompt, "greedy"))) {
-      const std::vector<float> row = session.Feed({&token, 1});
-      rows.insert(rows.end(), row.begin(), row.end());
-    }
-    ExpectRows(rows, goldens_.Floats(Key(prompt, "greedy_logits")));
-  }
+  ExpectDecodeGoldens(stack_.get(), goldens_, GetParam().checkpoint, kBounds);
 }
 
 // The whole prompt token by token through the fused step.
@@ -83,18 +65,7 @@ TEST_P(CudaGoldenTest, SteppedPromptLogits) {
 }
 
 TEST_P(CudaGoldenTest, StatesAfterThePrompt) {
-  model::LoadOptions load;
-  load.path = GetParam().checkpoint.model_dir;
-  const model::ModelSpec spec = model::LoadModel(load)->spec;
-  int compared = 0;
-  for (int prompt = 0; goldens_.Has(Key(prompt, "prompt")); ++prompt) {
-    Session session(stack_.get(), 3);
-    session.Feed(goldens_.Ints(Key(prompt, "prompt")));
-    compared += ExpectGoldenStates(session.State(), goldens_, prompt, spec, kBound);
-  }
-  if (GetParam().checkpoint.name == "demo") {
-    EXPECT_EQ(compared, 6);
-  }
+  ExpectStateGoldens(stack_.get(), goldens_, GetParam().checkpoint, kBounds);
 }
 
 // Two slices chained through hidden states give the whole stack's logits.

@@ -21,16 +21,6 @@ using pipeline::SequenceOutput;
 
 constexpr char kDemo[] = "deploy/models/demo-gdn-7m";
 
-std::vector<int32_t> Tokens(size_t sequence, size_t length) {
-  std::vector<int32_t> tokens(length);
-  uint32_t state = 12345u + 977u * static_cast<uint32_t>(sequence);
-  for (int32_t& token : tokens) {
-    state = state * 1664525u + 1013904223u;
-    token = static_cast<int32_t>(32u + (state >> 16) % 95u);
-  }
-  return tokens;
-}
-
 class CudaPipelineTest : public testing::Test {
  protected:
   void SetUp() override { GDN_NEED_GPU(); }
@@ -49,7 +39,7 @@ class CudaPipelineTest : public testing::Test {
   static std::vector<int32_t> Prefill(pipeline::Pipeline* stack, size_t n,
                                       std::vector<SampleSpec>& samples) {
     std::vector<std::vector<int32_t>> prompts;
-    for (size_t i = 0; i < n; ++i) prompts.push_back(Tokens(i, 4 + i % 7));
+    for (size_t i = 0; i < n; ++i) prompts.push_back(TextTokens(i, 4 + i % 7));
     std::vector<SequenceInput> batch;
     for (size_t i = 0; i < n; ++i) {
       samples[i].position = static_cast<int64_t>(prompts[i].size());
@@ -219,27 +209,10 @@ class CudaBatchTest : public CudaPipelineTest, public testing::WithParamInterfac
 
 TEST_P(CudaBatchTest, RaggedPrefill) {
   const auto stack = Load({.batch_invariant = GetParam(), .max_step_tokens = 2048});
-  const std::vector<size_t> lengths = {0, 1, 3, 64, 65, 500, 2, 63, 128, 1};
-  std::vector<std::vector<int32_t>> prompts;
-  std::vector<SequenceInput> batch;
-  for (size_t i = 0; i < lengths.size(); ++i) prompts.push_back(Tokens(i, lengths[i]));
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    batch.push_back({.write_slot = static_cast<int64_t>(1 + i),
-                     .fresh = true,
-                     .tokens = prompts[i],
-                     .want_logits = Positions::kAll});
-  }
-  std::vector<SequenceOutput> outputs;
-  ASSERT_TRUE(stack->Run(batch, &outputs).ok());
-  std::vector<std::vector<float>> together;
-  for (const SequenceOutput& output : outputs) {
-    together.emplace_back(output.logits.begin(), output.logits.end());
-  }
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    SCOPED_TRACE(lengths[i]);
-    Session alone(stack.get(), 100);
-    ExpectSame(together[i], alone.Feed(prompts[i], Positions::kAll));
-  }
+  CompareRaggedPrefill(stack.get(),
+                       [&](std::span<const float> together, std::span<const float> alone) {
+                         ExpectSame(together, alone);
+                       });
 }
 
 // A sequence alone, and as one of 256, at several places of the batch.

@@ -13,14 +13,14 @@ using pipeline::Precision;
 struct Case {
   Checkpoint checkpoint;
   Precision precision;
-  double logits_bound;  // Relative L2 at every position.
-  double min_gap;       // First choices are compared where the golden's two best differ by more.
+  GoldenBounds bounds;
 };
 
 std::vector<Case> Float32Cases() {
   std::vector<Case> cases;
   for (const Checkpoint& checkpoint : Checkpoints()) {
-    cases.push_back({checkpoint, Precision::kFloat32, 1e-4, 0.0});
+    cases.push_back(
+        {checkpoint, Precision::kFloat32, {.logits = 1e-4, .min_gap = 0.0, .states = 1e-4}});
   }
   return cases;
 }
@@ -28,7 +28,8 @@ std::vector<Case> Float32Cases() {
 std::vector<Case> AllCases() {
   std::vector<Case> cases = Float32Cases();
   for (const Checkpoint& checkpoint : Checkpoints()) {
-    cases.push_back({checkpoint, Precision::kBFloat16, 3e-2, 0.25});
+    cases.push_back(
+        {checkpoint, Precision::kBFloat16, {.logits = 3e-2, .min_gap = 0.25, .states = 3e-2}});
   }
   return cases;
 }
@@ -49,7 +50,7 @@ class GoldenTest : public testing::TestWithParam<Case> {
   }
 
   void ExpectRows(std::span<const float> ours, std::span<const float> golden) {
-    ExpectGoldenRows(ours, golden, vocab_, GetParam().logits_bound, GetParam().min_gap);
+    ExpectGoldenRows(ours, golden, vocab_, GetParam().bounds.logits, GetParam().bounds.min_gap);
   }
 
   Goldens goldens_;
@@ -58,29 +59,11 @@ class GoldenTest : public testing::TestWithParam<Case> {
 };
 
 TEST_P(GoldenTest, PrefillLogitsAtEveryPosition) {
-  int prompts = 0;
-  for (; goldens_.Has(Key(prompts, "prompt")); ++prompts) {
-    SCOPED_TRACE(prompts);
-    Session session(stack_.get(), 1 + prompts % 3);
-    ExpectRows(session.Feed(goldens_.Ints(Key(prompts, "prompt")), Positions::kAll),
-               goldens_.Floats(Key(prompts, "logits")));
-  }
-  EXPECT_GE(prompts, 3);
+  ExpectPrefillGoldens(stack_.get(), goldens_, GetParam().bounds);
 }
 
-// The golden's own tokens are fed, so that one near-tie does not decide everything behind it.
 TEST_P(GoldenTest, DecodeLogitsOnTheGoldenPath) {
-  for (int prompt = 0; goldens_.Has(Key(prompt, "greedy_logits")); ++prompt) {
-    SCOPED_TRACE(prompt);
-    Session session(stack_.get(), 1);
-    session.Feed(goldens_.Ints(Key(prompt, "prompt")));
-    std::vector<float> rows;
-    for (const int32_t token : goldens_.Ints(Key(prompt, "greedy"))) {
-      const std::vector<float> row = session.Feed({&token, 1});
-      rows.insert(rows.end(), row.begin(), row.end());
-    }
-    ExpectRows(rows, goldens_.Floats(Key(prompt, "greedy_logits")));
-  }
+  ExpectDecodeGoldens(stack_.get(), goldens_, GetParam().checkpoint, GetParam().bounds);
 }
 
 // In float32 only: bfloat16 products may leave the golden path at a near-tie.
@@ -102,19 +85,7 @@ TEST_P(GreedyTest, OwnTokensAreTheGoldens) {
 }
 
 TEST_P(GoldenTest, StatesAfterThePrompt) {
-  model::LoadOptions load;
-  load.path = GetParam().checkpoint.model_dir;
-  const model::ModelSpec spec = model::LoadModel(load)->spec;
-  const double bound = GetParam().precision == Precision::kFloat32 ? 1e-4 : 3e-2;
-  int compared = 0;
-  for (int prompt = 0; goldens_.Has(Key(prompt, "prompt")); ++prompt) {
-    Session session(stack_.get(), 3);
-    session.Feed(goldens_.Ints(Key(prompt, "prompt")));
-    compared += ExpectGoldenStates(session.State(), goldens_, prompt, spec, bound);
-  }
-  if (GetParam().checkpoint.name == "demo") {
-    EXPECT_EQ(compared, 6);
-  }
+  ExpectStateGoldens(stack_.get(), goldens_, GetParam().checkpoint, GetParam().bounds);
 }
 
 // Slices [0, i) of the stack give the hidden states between the layers; slices chained through
@@ -143,7 +114,7 @@ TEST_P(GoldenTest, SlicesOfTheStack) {
     EXPECT_LE(
         RelativeL2(outputs[0].hidden.last(hidden), std::span<const float>(golden).subspan(
                                                        static_cast<size_t>(last) * hidden, hidden)),
-        GetParam().logits_bound);
+        GetParam().bounds.logits);
 
     options.layers = model::LayerRange{last, num_layers};
     const auto back = LoadStack(GetParam().checkpoint.model_dir, options);

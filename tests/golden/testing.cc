@@ -113,6 +113,9 @@ void ExpectGoldenRows(std::span<const float> ours, std::span<const float> golden
   }
 }
 
+namespace {
+
+// Compares the states after a prompt; returns the number of layers that the goldens hold.
 int ExpectGoldenStates(const pipeline::SlotState& state, const Goldens& goldens, int prompt,
                        const model::ModelSpec& spec, double bound) {
   const model::GdnDims& dims = spec.gdn;
@@ -154,6 +157,100 @@ int ExpectGoldenStates(const pipeline::SlotState& state, const Goldens& goldens,
   }
 
   return compared;
+}
+
+std::vector<float> FeedOneByOne(Session& session, std::span<const int32_t> tokens) {
+  std::vector<float> rows;
+  for (const int32_t token : tokens) {
+    const std::vector<float> row = session.Feed({&token, 1});
+    rows.insert(rows.end(), row.begin(), row.end());
+  }
+  return rows;
+}
+
+}  // namespace
+
+void ExpectPrefillGoldens(pipeline::Pipeline* pipeline, const Goldens& goldens,
+                          const GoldenBounds& bounds) {
+  int prompts = 0;
+  for (; goldens.Has(Key(prompts, "prompt")); ++prompts) {
+    SCOPED_TRACE(prompts);
+    Session session(pipeline, 1 + prompts % 3);
+    ExpectGoldenRows(session.Feed(goldens.Ints(Key(prompts, "prompt")), pipeline::Positions::kAll),
+                     goldens.Floats(Key(prompts, "logits")),
+                     static_cast<size_t>(pipeline->info().vocab_size), bounds.logits,
+                     bounds.min_gap);
+  }
+  EXPECT_GE(prompts, 3);
+}
+
+void ExpectDecodeGoldens(pipeline::Pipeline* pipeline, const Goldens& goldens,
+                         const Checkpoint& checkpoint, const GoldenBounds& bounds) {
+  int prompts = 0;
+  for (; goldens.Has(Key(prompts, "greedy_logits")); ++prompts) {
+    SCOPED_TRACE(prompts);
+    Session session(pipeline, 1);
+    session.Feed(goldens.Ints(Key(prompts, "prompt")));
+    ExpectGoldenRows(FeedOneByOne(session, goldens.Ints(Key(prompts, "greedy"))),
+                     goldens.Floats(Key(prompts, "greedy_logits")),
+                     static_cast<size_t>(pipeline->info().vocab_size), bounds.logits,
+                     bounds.min_gap);
+  }
+  if (checkpoint.name == "demo") {
+    EXPECT_GE(prompts, 1);
+  }
+}
+
+void ExpectStateGoldens(pipeline::Pipeline* pipeline, const Goldens& goldens,
+                        const Checkpoint& checkpoint, const GoldenBounds& bounds) {
+  model::LoadOptions load;
+  load.path = checkpoint.model_dir;
+  const model::ModelSpec spec = model::LoadModel(load)->spec;
+  int compared = 0;
+  for (int prompt = 0; goldens.Has(Key(prompt, "prompt")); ++prompt) {
+    Session session(pipeline, 3);
+    session.Feed(goldens.Ints(Key(prompt, "prompt")));
+    compared += ExpectGoldenStates(session.State(), goldens, prompt, spec, bounds.states);
+  }
+  if (checkpoint.name == "demo") {
+    EXPECT_EQ(compared, 6);
+  }
+}
+
+std::vector<int32_t> TextTokens(size_t sequence, size_t length) {
+  std::vector<int32_t> tokens(length);
+  uint32_t state = 12345u + 977u * static_cast<uint32_t>(sequence);
+  for (int32_t& token : tokens) {
+    state = state * 1664525u + 1013904223u;
+    token = static_cast<int32_t>(32u + (state >> 16) % 95u);
+  }
+  return tokens;
+}
+
+void CompareRaggedPrefill(
+    pipeline::Pipeline* pipeline,
+    const std::function<void(std::span<const float>, std::span<const float>)>& compare) {
+  const std::vector<size_t> lengths = {0, 1, 3, 64, 65, 500, 2, 63, 128, 1};
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<pipeline::SequenceInput> batch;
+  for (size_t i = 0; i < lengths.size(); ++i) prompts.push_back(TextTokens(i, lengths[i]));
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    batch.push_back({.write_slot = static_cast<int64_t>(1 + i),
+                     .fresh = true,
+                     .tokens = prompts[i],
+                     .want_logits = pipeline::Positions::kAll});
+  }
+  std::vector<pipeline::SequenceOutput> outputs;
+  ASSERT_TRUE(pipeline->Run(batch, &outputs).ok());
+  std::vector<std::vector<float>> together;
+  for (const pipeline::SequenceOutput& output : outputs) {
+    together.emplace_back(output.logits.begin(), output.logits.end());
+  }
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    SCOPED_TRACE(lengths[i]);
+    Session alone(pipeline, 100);
+    compare(together[i], alone.Feed(prompts[i], pipeline::Positions::kAll));
+  }
 }
 
 double HeldOutBitsPerByte(pipeline::Pipeline* pipeline) {

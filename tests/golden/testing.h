@@ -3,6 +3,7 @@
 #define TESTS_GOLDEN_TESTING_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -59,9 +60,31 @@ std::string Key(int prompt, const std::string& name);
 void ExpectGoldenRows(std::span<const float> ours, std::span<const float> golden, size_t vocab,
                       double bound, double min_gap);
 
-// Compares the states after a prompt; returns the number of layers that the goldens hold.
-int ExpectGoldenStates(const pipeline::SlotState& state, const Goldens& goldens, int prompt,
-                       const model::ModelSpec& spec, double bound);
+// How near a pipeline must come to the goldens.
+struct GoldenBounds {
+  double logits;   // Relative L2 at every position.
+  double min_gap;  // First choices are compared where the golden's two best differ by more.
+  double states;   // Relative L2.
+};
+// Each prompt at once, against its logits at every position.
+void ExpectPrefillGoldens(pipeline::Pipeline* pipeline, const Goldens& goldens,
+                          const GoldenBounds& bounds);
+// The golden's own tokens are fed, so that one near-tie does not decide everything behind it. Only
+// the demo model's goldens have such logits.
+void ExpectDecodeGoldens(pipeline::Pipeline* pipeline, const Goldens& goldens,
+                         const Checkpoint& checkpoint, const GoldenBounds& bounds);
+// The states after each prompt, where the goldens have them.
+void ExpectStateGoldens(pipeline::Pipeline* pipeline, const Goldens& goldens,
+                        const Checkpoint& checkpoint, const GoldenBounds& bounds);
+
+// Printable characters, others for each sequence.
+std::vector<int32_t> TextTokens(size_t sequence, size_t length);
+
+// Prompts of many lengths, none among them, in one batch on slots 1 and up, and each alone: calls
+// compare(together, alone) with the logits at all positions of each.
+void CompareRaggedPrefill(
+    pipeline::Pipeline* pipeline,
+    const std::function<void(std::span<const float>, std::span<const float>)>& compare);
 
 // Of 32,768 bytes the demo model was not trained on, in windows of 4,096 from an empty state.
 double HeldOutBitsPerByte(pipeline::Pipeline* pipeline);

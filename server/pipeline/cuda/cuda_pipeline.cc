@@ -23,20 +23,9 @@ namespace {
 // Left free beside the state pool: graphs, module images, and buffers that grow on demand.
 constexpr int64_t kReserveBytes = int64_t{768} << 20;
 
-constexpr std::array<std::string_view, 14> kOpNames = {"step_io",
-                                                       "embedding",
-                                                       "in_proj",
-                                                       "fused_decode",
-                                                       "causal_conv",
-                                                       "gates",
-                                                       "delta_rule_prefill",
-                                                       "gated_rms_norm",
-                                                       "out_proj",
-                                                       "gate_up_proj",
-                                                       "down_proj",
-                                                       "gather",
-                                                       "head",
-                                                       "sample"};
+constexpr std::array<std::string_view, 11> kOpNames = {
+    "step_io",      "embedding", "in_proj", "fused_decode", "fused_prefill", "out_proj",
+    "gate_up_proj", "down_proj", "gather",  "head",         "sample"};
 
 class CudaPipeline final : public Pipeline {
  public:
@@ -111,8 +100,8 @@ absl::Status CudaPipeline::Create(model::Model model, CudaReport* report) {
 
   GDN_RETURN_IF_ERROR(weights_.Load(std::move(model.weights), model.layers));
   GDN_RETURN_IF_ERROR(ops_.Create());
-  GDN_RETURN_IF_ERROR(
-      stack_.Create(spec_, &weights_, &states_, &ops_, max_tokens, options_.batch_invariant));
+  GDN_RETURN_IF_ERROR(stack_.Create(spec_, &weights_, &states_, &ops_, max_rows, max_tokens,
+                                    options_.batch_invariant));
   GDN_RETURN_IF_ERROR(
       head_.Create(spec_, &weights_, &ops_, max_rows, max_tokens, options_.batch_invariant));
   GDN_RETURN_IF_ERROR(ops_.AllocateWorkspace());
@@ -149,6 +138,7 @@ absl::Status CudaPipeline::Create(model::Model model, CudaReport* report) {
   report->state_bytes = info_.num_slots * info_.state_bytes_per_slot;
   report->free_bytes = left->free_bytes;
   report->num_graphs = graphs_.size();
+  report->graph_sizes = graphs_.Sizes();
   return absl::OkStatus();
 }
 

@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "gdn/kernels/types.h"
 #include "server/model/weights.h"
+#include "server/pipeline/cuda/decode_graphs.h"
 #include "server/pipeline/pipeline.h"
 
 namespace gdn::pipeline {
@@ -38,6 +40,7 @@ struct CudaReport {
   int64_t state_bytes = 0;
   int64_t free_bytes = 0;  // Of device memory, afterwards.
   int64_t num_graphs = 0;
+  std::vector<DecodeGraphs::Size> graph_sizes;
 };
 
 // Loads the weights (whose host memory is then let go), allocates the state pool and everything

@@ -1,10 +1,6 @@
 #include "server/pipeline/cuda/cuda_stack.h"
 
-#include "gdn/kernels/causal_conv.h"
-#include "gdn/kernels/delta_rule.h"
-#include "gdn/kernels/fused_decode.h"
-#include "gdn/kernels/gated_rms_norm.h"
-#include "gdn/kernels/gates.h"
+#include "gdn/kernels/fused_prefill.h"
 
 namespace gdn::pipeline {
 namespace {
@@ -39,8 +35,8 @@ absl::Status CudaStack::CreatePlan(const char* name, gdn_linear_kind kind, int64
 }
 
 absl::Status CudaStack::Create(const model::ModelSpec& spec, const DeviceModel* weights,
-                               const DeviceStatePool* states, CudaOps* ops, int64_t max_tokens,
-                               bool batch_invariant) {
+                               const DeviceStatePool* states, CudaOps* ops, int64_t max_rows,
+                               int64_t max_tokens, bool batch_invariant) {
   spec_ = spec;
   weights_ = weights;
   states_ = states;
@@ -65,10 +61,11 @@ absl::Status CudaStack::Create(const model::ModelSpec& spec, const DeviceModel* 
   GDN_RETURN_IF_ERROR(projection_.Allocate(max_tokens * projection_stride_, kWhat));
   GDN_RETURN_IF_ERROR(mixed_.Allocate(max_tokens * dims.value_size(), kWhat));
   GDN_RETURN_IF_ERROR(inner_.Allocate(max_tokens * inner, kWhat));
-  GDN_RETURN_IF_ERROR(conv_out_.Allocate(max_tokens * dims.conv_channels(), kWhat));
-  GDN_RETURN_IF_ERROR(g_.Allocate(max_tokens * dims.value_heads, kWhat));
-  GDN_RETURN_IF_ERROR(beta_.Allocate(max_tokens * dims.value_heads, kWhat));
-  return o_.Allocate(max_tokens * dims.value_size(), kWhat);
+  gdn_fused_prefill_args prefill{};
+  prefill.tokens = max_tokens;
+  prefill.layer = MixerShape();
+  prefill.layer.rows = max_rows;
+  return ops_->NeedWorkspace("fused_prefill", gdn_fused_prefill_workspace, prefill);
 }
 
 absl::Status CudaStack::Run(const StackBatch& batch, const StepArrays& arrays, float* x) {
@@ -124,19 +121,15 @@ absl::Status CudaStack::RunLayer(int64_t layer, const StackBatch& batch, const S
   return product("down_proj", down_, weights.down);
 }
 
-absl::Status CudaStack::FusedStep(int64_t layer, const StackBatch& batch,
-                                  const StepArrays& arrays) {
-  const DeviceLayer& weights = weights_->layers[static_cast<size_t>(layer)];
+gdn_fused_decode_args CudaStack::MixerShape() const {
   const model::GdnDims& dims = spec_.gdn;
   gdn_fused_decode_args args{};
-  args.rows = batch.step_rows;
   args.tokens = 1;
   args.key_heads = dims.key_heads;
   args.value_heads = dims.value_heads;
   args.key_dim = dims.key_dim;
   args.value_dim = dims.value_dim;
   args.conv_width = dims.conv_width;
-  args.x = projection_.data();
   args.dtype = kActivation;
   args.x_token_stride = projection_stride_;
   args.q_offset = 0;
@@ -145,6 +138,14 @@ absl::Status CudaStack::FusedStep(int64_t layer, const StackBatch& batch,
   args.z_offset = dims.conv_channels();
   args.b_offset = args.z_offset + dims.value_size();
   args.a_offset = args.b_offset + dims.value_heads;
+  args.y_token_stride = dims.value_size();
+  return args;
+}
+
+gdn_fused_decode_args CudaStack::MixerArgs(int64_t layer) const {
+  const DeviceLayer& weights = weights_->layers[static_cast<size_t>(layer)];
+  gdn_fused_decode_args args = MixerShape();
+  args.x = projection_.data();
   args.conv_weight = weights.conv;
   args.a_log = weights.a_log;
   args.dt_bias = weights.dt_bias;
@@ -158,11 +159,17 @@ absl::Status CudaStack::FusedStep(int64_t layer, const StackBatch& batch,
   args.state_slot_stride = states_->recurrent_slot_elements();
   args.conv_state = states_->conv(layer);
   args.conv_slot_stride = states_->conv_slot_elements();
+  args.y = mixed_.data();
+  return args;
+}
+
+absl::Status CudaStack::FusedStep(int64_t layer, const StackBatch& batch,
+                                  const StepArrays& arrays) {
+  gdn_fused_decode_args args = MixerArgs(layer);
+  args.rows = batch.step_rows;
   args.read_index = arrays.read_slot;
   args.write_index = arrays.write_slot;
   args.fresh = arrays.fresh;
-  args.y = mixed_.data();
-  args.y_token_stride = dims.value_size();
   // The kernel before is in_proj, which writes none of states, indices and weights; and the first
   // kernels of a step wait for everything before them.
   args.early_start = ops_->timing() ? 0 : 1;
@@ -170,97 +177,19 @@ absl::Status CudaStack::FusedStep(int64_t layer, const StackBatch& batch,
 }
 
 absl::Status CudaStack::Prefill(int64_t layer, const StackBatch& batch, const StepArrays& arrays) {
-  const DeviceLayer& weights = weights_->layers[static_cast<size_t>(layer)];
-  const model::GdnDims& dims = spec_.gdn;
   const int64_t first = batch.step_rows;  // As a token, and as a sequence.
-  const int64_t tokens = batch.num_tokens - first;
-  if (tokens == 0) return absl::OkStatus();  // Empty sequences keep their slots.
-  const uint16_t* columns = projection_.data() + first * projection_stride_;
-  const uint16_t* z = columns + dims.conv_channels();
-
-  gdn_causal_conv_args conv{};
-  conv.sequences = batch.prefills;
-  conv.cu_seqlens = batch.cu_seqlens;
-  conv.channels = dims.conv_channels();
-  conv.width = dims.conv_width;
-  conv.silu = 1;
-  conv.x = columns;
-  conv.x_dtype = kActivation;
-  conv.x_token_stride = projection_stride_;
-  conv.weight = weights.conv;
-  conv.y = conv_out_.data();
-  conv.y_dtype = kActivation;
-  conv.y_token_stride = dims.conv_channels();
-  conv.state = states_->conv(layer);
-  conv.state_slot_stride = states_->conv_slot_elements();
-  conv.read_index = arrays.read_slot + first;
-  conv.write_index = arrays.write_slot + first;
-  conv.fresh = arrays.fresh + first;
-  GDN_RETURN_IF_ERROR(ops_->Run("causal_conv", gdn_causal_conv, conv));
-
-  gdn_gates_args gates{};
-  gates.tokens = tokens;
-  gates.value_heads = dims.value_heads;
-  gates.b = z + dims.value_size();
-  gates.a = z + dims.value_size() + dims.value_heads;
-  gates.dtype = kActivation;
-  gates.a_token_stride = projection_stride_;
-  gates.b_token_stride = projection_stride_;
-  gates.a_log = weights.a_log;
-  gates.dt_bias = weights.dt_bias;
-  gates.beta_scale = spec_.beta_scale;
-  gates.g = g_.data();
-  gates.beta = beta_.data();
-  GDN_RETURN_IF_ERROR(ops_->Run("gates", gdn_gates, gates));
-
-  gdn_delta_rule_args rule{};
-  rule.sequences = batch.prefills;
-  rule.cu_seqlens = batch.cu_seqlens;
-  rule.key_heads = dims.key_heads;
-  rule.value_heads = dims.value_heads;
-  rule.key_dim = dims.key_dim;
-  rule.value_dim = dims.value_dim;
-  rule.q = conv_out_.data();
-  rule.k = conv_out_.data() + dims.key_size();
-  rule.v = conv_out_.data() + 2 * dims.key_size();
-  rule.qkv_dtype = kActivation;
-  rule.q_token_stride = dims.conv_channels();
-  rule.k_token_stride = dims.conv_channels();
-  rule.v_token_stride = dims.conv_channels();
-  rule.g = g_.data();
-  rule.beta = beta_.data();
-  rule.use_qk_l2norm = 1;
-  rule.state = states_->recurrent(layer);
-  rule.state_dtype = states_->recurrent_type();
-  rule.state_slot_stride = states_->recurrent_slot_elements();
-  rule.read_index = conv.read_index;
-  rule.write_index = conv.write_index;
-  rule.fresh = conv.fresh;
-  rule.o = o_.data();
-  rule.o_dtype = GDN_F32;
-  rule.o_token_stride = dims.value_size();
-  GDN_RETURN_IF_ERROR(ops_->Run("delta_rule_prefill", gdn_delta_rule_prefill, rule));
-
-  gdn_gated_rms_norm_args norm{};
-  norm.tokens = tokens;
-  norm.heads = dims.value_heads;
-  norm.dim = dims.value_dim;
-  norm.x = o_.data();
-  norm.x_dtype = GDN_F32;
-  norm.x_token_stride = dims.value_size();
-  norm.x_head_stride = dims.value_dim;
-  norm.gate = z;
-  norm.gate_dtype = kActivation;
-  norm.gate_token_stride = projection_stride_;
-  norm.gate_head_stride = dims.value_dim;
-  norm.weight = weights.gated_norm;
-  norm.activation = Activation(spec_);
-  norm.eps = spec_.rms_norm_eps;
-  norm.y = mixed_.data() + first * dims.value_size();
-  norm.y_dtype = kActivation;
-  norm.y_token_stride = dims.value_size();
-  norm.y_head_stride = dims.value_dim;
-  return ops_->Run("gated_rms_norm", gdn_gated_rms_norm, norm);
+  gdn_fused_prefill_args args{};
+  args.tokens = batch.num_tokens - first;
+  if (args.tokens == 0) return absl::OkStatus();  // Empty sequences keep their slots.
+  args.cu_seqlens = batch.cu_seqlens;
+  args.layer = MixerArgs(layer);
+  args.layer.rows = batch.prefills;
+  args.layer.x = projection_.data() + first * projection_stride_;
+  args.layer.read_index = arrays.read_slot + first;
+  args.layer.write_index = arrays.write_slot + first;
+  args.layer.fresh = arrays.fresh + first;
+  args.layer.y = mixed_.data() + first * spec_.gdn.value_size();
+  return ops_->Run("fused_prefill", gdn_fused_prefill, args);
 }
 
 }  // namespace gdn::pipeline

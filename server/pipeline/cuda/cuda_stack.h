@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "gdn/kernels/fused_decode.h"
 #include "gdn/kernels/linear.h"
 #include "server/model/model_spec.h"
 #include "server/pipeline/cuda/cuda_ops.h"
@@ -29,10 +30,10 @@ struct StackBatch {
 
 class CudaStack {
  public:
-  // All borrowed. `max_tokens` is the most a run has.
+  // All borrowed. `max_rows` and `max_tokens` are the most sequences and tokens that a run has.
   absl::Status Create(const model::ModelSpec& spec, const DeviceModel* weights,
-                      const DeviceStatePool* states, CudaOps* ops, int64_t max_tokens,
-                      bool batch_invariant);
+                      const DeviceStatePool* states, CudaOps* ops, int64_t max_rows,
+                      int64_t max_tokens, bool batch_invariant);
 
   // Advances x, [num_tokens, hidden] dense, through all layers in place, and the states of the
   // slots that `arrays` names with it.
@@ -42,6 +43,9 @@ class CudaStack {
   absl::Status CreatePlan(const char* name, gdn_linear_kind kind, int64_t n, int64_t k,
                           bool residual, LinearPlan* plan);
   absl::Status RunLayer(int64_t layer, const StackBatch& batch, const StepArrays& arrays, float* x);
+  // What steps and prefills share: of all layers, and of one.
+  gdn_fused_decode_args MixerShape() const;
+  gdn_fused_decode_args MixerArgs(int64_t layer) const;
   absl::Status FusedStep(int64_t layer, const StackBatch& batch, const StepArrays& arrays);
   absl::Status Prefill(int64_t layer, const StackBatch& batch, const StepArrays& arrays);
 
@@ -60,11 +64,6 @@ class CudaStack {
   DeviceArray<uint16_t> projection_;  // [T, q|k|v|z|b|a]
   DeviceArray<uint16_t> mixed_;       // [T, HV * V], the input of out_proj
   DeviceArray<uint16_t> inner_;       // [T, intermediate]
-  // Of longer sequences only:
-  DeviceArray<uint16_t> conv_out_;  // [T, C]
-  DeviceArray<float> g_;            // [T, HV]
-  DeviceArray<float> beta_;         // [T, HV]
-  DeviceArray<float> o_;            // [T, HV * V]
 };
 
 }  // namespace gdn::pipeline

@@ -24,12 +24,19 @@ class DecodeGraphs {
 
   // Rows of the smallest graph that holds `rows`.
   int64_t PaddedRows(int64_t rows) const;
+  // Kernels, copies and fills of each graph.
+  struct Size {
+    int64_t rows;
+    int64_t nodes;
+  };
+  std::vector<Size> Sizes() const;
   absl::Status Launch(int64_t padded_rows, cudaStream_t stream) const;
   int64_t size() const { return static_cast<int64_t>(graphs_.size()); }
 
  private:
   struct Graph {
     int64_t rows;
+    int64_t nodes;
     CudaGraphExec exec;
   };
   std::vector<Graph> graphs_;  // By rows, ascending.

@@ -22,6 +22,13 @@
  *  difference under the causal mask and is <= 0. A zero-length sequence leaves an equal read and
  *  write slot bit-identical, and copies the state (or zeros, if fresh) where they differ.
  *
+ *  CUDA prefill on compute capability 9.0 (a build for 90a) with K = V = 128, BF16 or FP16 q, k, v,
+ *  aligned to 16 bytes with strides of 8 elements, and a state aligned to pairs: chunks on the
+ *  tensor cores with FP16 operands, to whose rounding splits then agree (docs/numerics.md); v and
+ *  the state must stay within +-65,504. Every other prefill steps through the tokens in FP32. Which
+ *  one is chosen depends on the call's shape and addresses alone, never on lengths. cu_seqlens is
+ *  only read on the device: a captured graph serves other lengths.
+ *
  *  Source: Yang et al., Gated Delta Networks, arXiv 2412.06464; transformers, modeling_qwen3_5.py.
  */
 #ifndef GDN_KERNELS_DELTA_RULE_H_

@@ -14,6 +14,7 @@
 #include "gdn/kernels/delta_rule_saved.h"
 #include "gdn/kernels/embedding.h"
 #include "gdn/kernels/fused_decode.h"
+#include "gdn/kernels/fused_prefill.h"
 #include "gdn/kernels/gated_rms_norm.h"
 #include "gdn/kernels/gates.h"
 #include "gdn/kernels/gates_backward.h"

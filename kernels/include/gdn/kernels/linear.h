@@ -10,9 +10,10 @@
  *  Numerics: n is rounded once to the weight's type, products are exact and summed in FP32, p stays
  *  in FP32, y is rounded once to its type. REF: the same roundings of n and y, all else FP64.
  *
- *  CUDA: up to 16 rows take one launch that streams the weights once; more take cuBLASLt, in passes
- *  of at most 1024 rows, which bounds the workspace: n in the weight's type and, for SILU_MUL, p
- *  in FP32 for one pass, and what cuBLASLt asks for (32 MiB at most). A workspace for some rows
+ *  CUDA: up to 16 rows (on sm_90 up to 8) take one launch that streams the weights once; on sm_90
+ *  up to 64 rows take one launch of the tensor cores, after one that makes n; more take cuBLASLt, in
+ *  passes of at most 1024 rows, which bounds the workspace: n in the weight's type and, for SILU_MUL,
+ *  p in FP32 for one pass, and what cuBLASLt asks for (32 MiB at most). A workspace for some rows
  *  serves fewer rows too.
  *
  *  Weights are [N, K] dense, K contiguous, as checkpoints store them; they are not packed.
@@ -21,7 +22,8 @@
  *  plan is made, and layers of one shape share it. A plan is immutable; several threads may use it.
  *
  *  Batch independence: with `batch_invariant` a row's bits do not depend on the number of rows.
- *  Without it the algorithm may depend on it.
+ *  Without it the algorithm may depend on it. On sm_90 it means the kernel of up to 64 rows for all
+ *  (but for SILU_MUL with N / 2 not a multiple of 8), which then costs most at one row and at many.
  *
  *  Back ends: REF and CUDA. Other host code uses matmul.h.
  */
@@ -71,7 +73,7 @@ typedef struct gdn_linear_args {
   /*! CUDA: non-zero lets the kernel start while the one before it in the stream still runs
    *  (programmatic dependent launch); it may load weights at once, and reads x and writes y only
    *  after that kernel has finished. The caller promises that the kernel just before writes neither
-   *  weight nor norm_weight. Ignored where it does not apply: with more than 16 rows. */
+   *  weight nor norm_weight. Ignored where cuBLASLt runs. */
   int32_t early_start;
 } gdn_linear_args;
 

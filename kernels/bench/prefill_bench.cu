@@ -1,0 +1,402 @@
+// The prefill of one layer on a GPU, from the projection to the normed output: convolution, gates,
+// chunked delta rule, gated norm, each alone and all together.
+//
+// Times are medians over replays of a CUDA graph, per layer. Launches rotate over as many layers
+// (projections, states, outputs) as exceed four times the L2; what lies between the ops is shared,
+// as the layers of a model share it. TFLOP/s count the matrix products that the delta rule
+// executes, and `% peak` is their share of the tensor cores' at the device's highest clock.
+//
+// usage: prefill_bench [--cases=1x1024,16x2048,...] [--heads=16:32,...] [--replays=20]
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "gdn/kernels/causal_conv.h"
+#include "gdn/kernels/delta_rule.h"
+#include "gdn/kernels/fused_prefill.h"
+#include "gdn/kernels/gated_rms_norm.h"
+#include "gdn/kernels/gates.h"
+#include "kernels/cuda/fused_prefill.h"
+
+namespace {
+
+constexpr int64_t kDim = 128;
+constexpr int64_t kWidth = 4;
+constexpr int64_t kChunk = 64;
+// S k, S q, U k^T; k k^T, q k^T; T R, P U.
+constexpr double kFlopsPerChunk =
+    2.0 * kChunk * (3 * kDim * kDim + 2 * kChunk * kDim + 2 * kChunk * kDim);
+
+void Must(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "prefill_bench: %s: %s\n", what, cudaGetErrorString(error));
+  std::exit(1);
+}
+void Must(gdn_status status) {
+  if (status == GDN_OK) return;
+  std::fprintf(stderr, "prefill_bench: %s: %s\n", gdn_status_string(status), gdn_last_error());
+  std::exit(1);
+}
+
+// Uniform in [low, high), from a hash of the position.
+__device__ float Uniform(uint64_t i, float low, float high) {
+  uint64_t h = (i + 0x9e3779b97f4a7c15ull) * 0xbf58476d1ce4e5b9ull;
+  h = (h ^ (h >> 27)) * 0x94d049bb133111ebull;
+  return low + (high - low) * static_cast<float>(h >> 40) * 0x1p-24f;
+}
+template <typename T>
+__global__ void Fill(T* data, int64_t count, float low, float high) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const float x = Uniform(static_cast<uint64_t>(i), low, high);
+    if constexpr (sizeof(T) == 2) {
+      data[i] = static_cast<T>(__float_as_uint(x) >> 16);
+    } else {
+      data[i] = x;
+    }
+  }
+}
+
+template <typename T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t count) : count_(count) {
+    Must(cudaMalloc(&data_, static_cast<size_t>(count) * sizeof(T)), "allocation");
+  }
+  Buffer(int64_t count, float low, float high) : Buffer(count) {
+    Fill<<<4096, 256>>>(data_, count_, low, high);
+    Must(cudaGetLastError(), "fill");
+  }
+  explicit Buffer(const std::vector<T>& values) : Buffer(static_cast<int64_t>(values.size())) {
+    Must(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+         "upload");
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { cudaFree(data_); }
+  T* get() const { return data_; }
+
+ private:
+  T* data_ = nullptr;
+  int64_t count_;
+};
+
+struct Case {
+  int64_t sequences;
+  int64_t length;
+};
+
+struct Options {
+  std::vector<Case> cases = {{1, 1024},  {1, 8192}, {1, 32768}, {1, 131072},
+                             {16, 2048}, {8, 8192}, {64, 256},  {128, 512}};
+  std::vector<std::pair<int64_t, int64_t>> heads = {{16, 32}};
+  int replays = 20;
+};
+
+class Bench {
+ public:
+  explicit Bench(const Options& options) : options_(options) {
+    Must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+    Must(cudaEventCreate(&begin_), "event");
+    Must(cudaEventCreate(&end_), "event");
+    cudaDeviceProp properties;
+    Must(cudaGetDeviceProperties(&properties, 0), "device");
+    l2_bytes_ = properties.l2CacheSize;
+    int khz = 0;
+    Must(cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0), "clock");
+    // 2048 multiply-adds of 16-bit operands a clock and multiprocessor.
+    peak_ = 1e-9 * khz * 4096 * properties.multiProcessorCount;
+    std::printf("%s, %d multiprocessors, tensor peak %.0f TFLOP/s at %.0f MHz\n", properties.name,
+                properties.multiProcessorCount, peak_, khz * 1e-3);
+  }
+
+  void Run() {
+    std::printf("\n%-7s %-9s | %8s %8s %8s %8s %8s %8s | %8s | %8s %8s %8s | %8s %7s %6s\n", "H:HV",
+                "case", "conv", "gates", "whole", "halves", "rule", "norm", "separate", "way in",
+                "whole", "halves", "layer ms", "TFLOP/s", "% peak");
+    for (const auto& [key_heads, value_heads] : options_.heads) {
+      for (const Case& c : options_.cases) Layer(key_heads, value_heads, c);
+    }
+  }
+
+ private:
+  // Median milliseconds of one of `launches` launches in a graph.
+  double Time(int launches, const std::function<void(int)>& launch) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    Must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
+    for (int i = 0; i < launches; ++i) launch(i);
+    Must(cudaStreamEndCapture(stream_, &graph), "capture");
+    Must(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    std::vector<float> times;
+    for (int i = 0; i < options_.replays + 2; ++i) {
+      Must(cudaEventRecord(begin_, stream_), "record");
+      Must(cudaGraphLaunch(executable, stream_), "launch");
+      Must(cudaEventRecord(end_, stream_), "record");
+      Must(cudaEventSynchronize(end_), "replay");
+      float ms = 0.0f;
+      Must(cudaEventElapsedTime(&ms, begin_, end_), "elapsed");
+      if (i >= 2) times.push_back(ms);
+    }
+    Must(cudaGraphExecDestroy(executable), "destroy");
+    Must(cudaGraphDestroy(graph), "destroy");
+    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+    return times[times.size() / 2] / launches;
+  }
+
+  void Layer(int64_t key_heads, int64_t value_heads, const Case& c) {
+    const int64_t tokens = c.sequences * c.length;
+    const int64_t keys = key_heads * kDim;
+    const int64_t values = value_heads * kDim;
+    const int64_t channels = 2 * keys + values;
+    const int64_t line = (channels + values + 2 * value_heads + 7) / 8 * 8;
+    const int64_t state_size = c.sequences * values * kDim;
+    const int64_t bytes = tokens * (line + values) * 2 + state_size * 4;
+    const int64_t layers = std::max<int64_t>(1, std::min<int64_t>(64, 4 * l2_bytes_ / bytes + 1));
+    const Buffer<uint16_t> x(layers * tokens * line, -1.0f, 1.0f);
+    const Buffer<uint16_t> y(layers * tokens * values);
+    const Buffer<float> state(layers * state_size, -0.1f, 0.1f);
+    const Buffer<uint16_t> conv_state(layers * c.sequences * (kWidth - 1) * channels, -1.0f, 1.0f);
+    const Buffer<uint16_t> conv_out(tokens * channels);
+    const Buffer<float> g(tokens * value_heads);
+    const Buffer<float> beta(tokens * value_heads);
+    const Buffer<float> o(tokens * values);
+    const Buffer<float> weight(channels * kWidth, -0.5f, 0.5f);
+    const Buffer<float> a_log(value_heads, 0.0f, 2.0f);
+    const Buffer<float> dt_bias(value_heads, -4.0f, -1.0f);
+    const Buffer<float> norm_weight(kDim, 0.5f, 1.5f);
+    std::vector<int32_t> cu(static_cast<size_t>(c.sequences) + 1);
+    std::vector<int64_t> slot(static_cast<size_t>(c.sequences));
+    for (int64_t i = 0; i <= c.sequences; ++i) {
+      cu[static_cast<size_t>(i)] = static_cast<int32_t>(i * c.length);
+    }
+    for (int64_t i = 0; i < c.sequences; ++i) slot[static_cast<size_t>(i)] = i;
+    const Buffer<int32_t> cu_seqlens(cu);
+    const Buffer<int64_t> index(slot);
+    Must(cudaDeviceSynchronize(), "inputs");
+
+    gdn_exec exec{};
+    exec.backend = GDN_BACKEND_CUDA;
+    exec.stream = stream_;
+    gdn_causal_conv_args conv{};
+    conv.sequences = c.sequences;
+    conv.cu_seqlens = cu_seqlens.get();
+    conv.channels = channels;
+    conv.width = kWidth;
+    conv.silu = 1;
+    conv.x_dtype = conv.y_dtype = GDN_BF16;
+    conv.x_token_stride = line;
+    conv.weight = weight.get();
+    conv.y = conv_out.get();
+    conv.y_token_stride = channels;
+    conv.state_slot_stride = (kWidth - 1) * channels;
+    conv.read_index = conv.write_index = index.get();
+    gdn_gates_args gates{};
+    gates.tokens = tokens;
+    gates.value_heads = value_heads;
+    gates.dtype = GDN_BF16;
+    gates.a_token_stride = gates.b_token_stride = line;
+    gates.a_log = a_log.get();
+    gates.dt_bias = dt_bias.get();
+    gates.beta_scale = 1.0f;
+    gates.g = g.get();
+    gates.beta = beta.get();
+    gdn_delta_rule_args rule{};
+    rule.sequences = c.sequences;
+    rule.cu_seqlens = cu_seqlens.get();
+    rule.key_heads = key_heads;
+    rule.value_heads = value_heads;
+    rule.key_dim = rule.value_dim = kDim;
+    rule.q = conv_out.get();
+    rule.k = conv_out.get() + keys;
+    rule.v = conv_out.get() + 2 * keys;
+    rule.qkv_dtype = GDN_BF16;
+    rule.q_token_stride = rule.k_token_stride = rule.v_token_stride = channels;
+    rule.g = g.get();
+    rule.beta = beta.get();
+    rule.use_qk_l2norm = 1;
+    rule.state_dtype = GDN_F32;
+    rule.state_slot_stride = values * kDim;
+    rule.read_index = rule.write_index = index.get();
+    rule.o = o.get();
+    rule.o_dtype = GDN_F32;
+    rule.o_token_stride = values;
+    gdn_gated_rms_norm_args norm{};
+    norm.tokens = tokens;
+    norm.heads = value_heads;
+    norm.dim = kDim;
+    norm.x = o.get();
+    norm.x_dtype = GDN_F32;
+    norm.x_token_stride = values;
+    norm.x_head_stride = norm.gate_head_stride = norm.y_head_stride = kDim;
+    norm.gate_dtype = norm.y_dtype = GDN_BF16;
+    norm.gate_token_stride = line;
+    norm.weight = norm_weight.get();
+    norm.eps = 1e-6f;
+    norm.y_token_stride = values;
+
+    gdn::cuda::Device device;
+    Must(gdn::cuda::CurrentDevice("prefill_bench", &device));
+    const auto run_conv = [&](int i) {
+      const int64_t layer = i % layers;
+      conv.x = x.get() + layer * tokens * line;
+      conv.state = conv_state.get() + layer * c.sequences * (kWidth - 1) * channels;
+      Must(gdn_causal_conv(&exec, &conv));
+    };
+    const auto run_gates = [&](int i) {
+      const uint16_t* const row = x.get() + i % layers * tokens * line + channels + values;
+      gates.b = row;
+      gates.a = row + value_heads;
+      Must(gdn_gates(&exec, &gates));
+    };
+    const auto run_rule = [&](int i, gdn::cuda::ChunkedSplit split) {
+      rule.state = state.get() + i % layers * state_size;
+      Must(gdn::cuda::LaunchChunked(exec, device, rule, {}, split));
+    };
+    const auto run_norm = [&](int i) {
+      norm.gate = x.get() + i % layers * tokens * line + channels;
+      norm.y = y.get() + i % layers * tokens * values;
+      Must(gdn_gated_rms_norm(&exec, &norm));
+    };
+    using Split = gdn::cuda::ChunkedSplit;
+    const int launches = static_cast<int>(layers);
+    const double conv_ms = Time(launches, run_conv);
+    const double gates_ms = Time(launches, run_gates);
+    const double whole_ms = Time(launches, [&](int i) { run_rule(i, Split::kWhole); });
+    const double halves_ms = Time(launches, [&](int i) { run_rule(i, Split::kHalves); });
+    const double rule_ms = Time(launches, [&](int i) { run_rule(i, Split::kAuto); });
+    const double norm_ms = Time(launches, run_norm);
+    const double layer_ms = Time(launches, [&](int i) {
+      run_conv(i);
+      run_gates(i);
+      run_rule(i, Split::kAuto);
+      run_norm(i);
+    });
+
+    gdn_fused_prefill_args fused{};
+    fused.tokens = tokens;
+    fused.cu_seqlens = cu_seqlens.get();
+    gdn_fused_decode_args& l = fused.layer;
+    l.rows = c.sequences;
+    l.key_heads = key_heads;
+    l.value_heads = value_heads;
+    l.key_dim = l.value_dim = kDim;
+    l.conv_width = kWidth;
+    l.dtype = GDN_BF16;
+    l.x_token_stride = line;
+    l.k_offset = keys;
+    l.v_offset = 2 * keys;
+    l.z_offset = channels;
+    l.b_offset = channels + values;
+    l.a_offset = l.b_offset + value_heads;
+    l.conv_weight = weight.get();
+    l.a_log = a_log.get();
+    l.dt_bias = dt_bias.get();
+    l.beta_scale = 1.0f;
+    l.use_qk_l2norm = 1;
+    l.norm_weight = norm_weight.get();
+    l.eps = 1e-6f;
+    l.state_dtype = GDN_F32;
+    l.state_slot_stride = values * kDim;
+    l.conv_slot_stride = (kWidth - 1) * channels;
+    l.read_index = l.write_index = index.get();
+    l.y_token_stride = values;
+    size_t workspace_bytes = 0;
+    Must(gdn_fused_prefill_workspace(&exec, &fused, &workspace_bytes));
+    const Buffer<uint8_t> workspace(static_cast<int64_t>(workspace_bytes));
+    exec.workspace = workspace.get();
+    exec.workspace_bytes = workspace_bytes;
+    const double fused_ms = Time(launches, [&](int i) {
+      const int64_t layer = i % layers;
+      l.x = x.get() + layer * tokens * line;
+      l.y = y.get() + layer * tokens * values;
+      l.state = state.get() + layer * state_size;
+      l.conv_state = conv_state.get() + layer * c.sequences * (kWidth - 1) * channels;
+      Must(gdn_fused_prefill(&exec, &fused));
+    });
+    // The fused op's parts, on the chunks that it has just left.
+    gdn::cuda::PreparedChunks chunks_at;
+    gdn::cuda::FusedPrefillChunks(fused, workspace.get(), &chunks_at);
+    const double in_ms = Time(launches, [&](int i) {
+      l.x = x.get() + i % layers * tokens * line;
+      gdn::cuda::LaunchWayIn(fused, chunks_at, stream_);
+    });
+    const auto run_prepared = [&](int i, Split split) {
+      rule.state = state.get() + i % layers * state_size;
+      Must(gdn::cuda::LaunchChunked(exec, device, rule, chunks_at, split));
+    };
+    const double prepared_whole_ms = Time(launches, [&](int i) { run_prepared(i, Split::kWhole); });
+    const double prepared_halves_ms =
+        Time(launches, [&](int i) { run_prepared(i, Split::kHalves); });
+    const double chunks = static_cast<double>(c.sequences * ((c.length + kChunk - 1) / kChunk));
+    const double rate = chunks * static_cast<double>(value_heads) * kFlopsPerChunk /
+                        std::min(prepared_whole_ms, prepared_halves_ms) * 1e-9;
+    std::printf(
+        "%2lld:%-4lld %3lldx%-5lld | %8.4f %8.4f %8.4f %8.4f %8.4f %8.4f | %8.4f | %8.4f %8.4f "
+        "%8.4f | %8.4f %7.1f %6.1f\n",
+        static_cast<long long>(key_heads), static_cast<long long>(value_heads),
+        static_cast<long long>(c.sequences), static_cast<long long>(c.length), conv_ms, gates_ms,
+        whole_ms, halves_ms, rule_ms, norm_ms, layer_ms, in_ms, prepared_whole_ms,
+        prepared_halves_ms, fused_ms, rate, 100.0 * rate / peak_);
+    std::fflush(stdout);
+  }
+
+  const Options options_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+  int64_t l2_bytes_ = 0;
+  double peak_ = 0.0;
+};
+
+// Calls `item` with each pair of a comma-separated list.
+std::vector<std::pair<int64_t, int64_t>> Pairs(const char* list, char separator) {
+  std::vector<std::pair<int64_t, int64_t>> pairs;
+  const std::string text = list;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string item = text.substr(begin, end - begin);
+    pairs.emplace_back(std::stoll(item), std::stoll(item.substr(item.find(separator) + 1)));
+    begin = end + 1;
+  }
+  return pairs;
+}
+
+Options Parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const size_t equals = std::min(argument.find('='), argument.size());
+    const std::string name = argument.substr(0, equals);
+    const char* const value = equals < argument.size() ? argv[i] + equals + 1 : "";
+    if (name == "--cases") {
+      options.cases.clear();
+      for (const auto& [sequences, length] : Pairs(value, 'x')) {
+        options.cases.push_back({sequences, length});
+      }
+    } else if (name == "--heads") {
+      options.heads = Pairs(value, ':');
+    } else if (name == "--replays") {
+      options.replays = std::stoi(value);
+    } else {
+      std::fprintf(stderr, "prefill_bench: unknown option %s; see the head of prefill_bench.cu\n",
+                   argv[i]);
+      std::exit(2);
+    }
+  }
+  return options;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Bench(Parse(argc, argv)).Run();
+  return 0;
+}

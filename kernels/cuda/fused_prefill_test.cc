@@ -1,0 +1,264 @@
+// The fused prefill on a GPU against REF, which steps through the fused step's formulas.
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gdn/kernels/fused_prefill.h"
+#include "kernels/cuda/cuda_test_util.h"
+
+namespace gdn::kernels {
+namespace {
+
+using FusedPrefill = CudaTest;
+
+// A fused call whose rows are sequences, with lines for all their tokens and a few behind them.
+struct PrefillCall : FusedCall {
+  static constexpr int64_t kTrailing = 3;
+
+  PrefillCall(FusedShape s, const std::vector<int32_t>& lengths)
+      : FusedCall(WithRows(std::move(s), lengths)), cu_seqlens(1, 0) {
+    for (int32_t length : lengths) cu_seqlens.push_back(cu_seqlens.back() + length);
+    const int64_t lines = tokens() + kTrailing;
+    x = Tensor(shape.dtype, lines * shape.x_stride());
+    Random random(shape.seed + 1);
+    for (int64_t line = 0; line < lines; ++line) {
+      const int64_t wide = shape.channels() + shape.values();
+      for (int64_t i = 0; i < wide; ++i) {
+        x.Set(line * shape.x_stride() + i, shape.x_gain * random.Normal());
+      }
+      for (int64_t i = wide; i < wide + 2 * shape.value_heads(); ++i) {
+        x.Set(line * shape.x_stride() + i, random.Uniform(shape.a_low, shape.a_high));
+      }
+    }
+    y = Tensor(shape.dtype, lines * shape.y_stride());
+  }
+  static FusedShape WithRows(FusedShape s, const std::vector<int32_t>& lengths) {
+    s.rows = static_cast<int64_t>(lengths.size());
+    return s;
+  }
+  int64_t tokens() const { return cu_seqlens.back(); }
+  gdn_fused_prefill_args PrefillArgs() {
+    gdn_fused_prefill_args args{};
+    args.tokens = tokens();
+    args.cu_seqlens = cu_seqlens.data();
+    args.layer = Args();
+    return args;
+  }
+
+  std::vector<int32_t> cu_seqlens;
+};
+
+FusedShape Shape() {
+  FusedShape shape;
+  shape.x_pad = 8;
+  shape.y_pad = 8;
+  shape.state_pad = 8;
+  shape.conv_pad = 8;
+  return shape;
+}
+
+void Launch(const gdn_fused_prefill_args& args) {
+  const Stream stream;
+  gdn_exec exec = stream.Exec();
+  size_t bytes = 0;
+  ASSERT_EQ(gdn_fused_prefill_workspace(&exec, &args, &bytes), GDN_OK) << gdn_last_error();
+  const DeviceBuffer workspace(std::vector<uint8_t>(bytes, 0xff));  // NaNs
+  exec.workspace = workspace.get();
+  exec.workspace_bytes = bytes;
+  ASSERT_EQ(gdn_fused_prefill(&exec, &args), GDN_OK) << gdn_last_error();
+  stream.Synchronize();
+}
+
+PrefillCall Result(const PrefillCall& before) {
+  PrefillCall call = before;
+  const DeviceCall device(call);
+  const DeviceBuffer cu(call.cu_seqlens);
+  gdn_fused_prefill_args args = call.PrefillArgs();
+  args.cu_seqlens = cu.get<int32_t>();
+  args.layer = device.args;
+  Launch(args);
+  device.Download(call);
+  return call;
+}
+
+void ExpectLikeRef(const PrefillCall& before, double y_bound = 5e-3, double state_bound = 3e-3) {
+  const PrefillCall got = Result(before);
+  PrefillCall ref = before;
+  const gdn_exec exec{};
+  const gdn_fused_prefill_args args = ref.PrefillArgs();
+  ASSERT_EQ(gdn_fused_prefill(&exec, &args), GDN_OK) << gdn_last_error();
+  const FusedErrors errors = Compare(before, got, ref);
+  EXPECT_LE(errors.state, state_bound);
+  EXPECT_EQ(errors.slots_touched + errors.conv_differs + errors.pads_touched, 0);
+  RelativeL2 y;
+  const FusedShape& s = before.shape;
+  for (int64_t i = 0; i < s.rows; ++i) {
+    for (int64_t t = before.cu_seqlens[i]; t < before.cu_seqlens[i + 1]; ++t) {
+      for (int64_t j = 0; j < s.values(); ++j) {
+        const int64_t at = t * s.y_stride() + j;
+        y.Add(got.y.Get(at), ref.y.Get(at));
+        if (before.Padding(i)) {
+          ASSERT_EQ(got.y.Get(at), 0.0f);
+        }
+      }
+      const int64_t gap = t * s.y_stride() + s.values();
+      ASSERT_EQ(got.y.Slice(gap, gap + s.y_pad), before.y.Slice(gap, gap + s.y_pad));
+    }
+  }
+  EXPECT_LE(y.value(), y_bound);
+  EXPECT_EQ(got.y.Slice(before.tokens() * s.y_stride(), got.y.size()),
+            before.y.Slice(before.tokens() * s.y_stride(), got.y.size()));
+  if (std::getenv("GDN_TEST_PRINT") != nullptr) {
+    std::printf("  y %.2e, state %.2e\n", y.value(), errors.state);
+  }
+}
+
+TEST_F(FusedPrefill, MatchesRef) {
+  const std::vector<int32_t> lengths = {70, 0, 1, 64, 2, 130, 0, 3, 65, 17};
+  uint32_t seed = 1;
+  for (int64_t ratio : {1, 2, 3, 4}) {
+    for (gdn_dtype dtype : {GDN_BF16, GDN_F16}) {
+      for (gdn_dtype state : {GDN_F32, GDN_BF16}) {
+        FusedShape shape = Shape();
+        shape.ratio = ratio;
+        shape.dtype = dtype;
+        shape.state_dtype = state;
+        shape.seed = seed++;
+        shape.beta_scale = seed % 2 == 0 ? 2.0f : 1.0f;
+        shape.activation = seed % 3 == 0 ? GDN_GATE_SIGMOID : GDN_GATE_SILU;
+        shape.round_o = shape.round_before_gate = seed % 3 == 1 ? 1 : 0;
+        shape.zero_centered = seed % 5 == 0 ? 1 : 0;
+        SCOPED_TRACE("ratio " + std::to_string(ratio) + ", type " + std::to_string(dtype) +
+                     ", state " + std::to_string(state));
+        ExpectLikeRef(PrefillCall(shape, lengths));
+      }
+    }
+  }
+}
+
+TEST_F(FusedPrefill, OtherShapesTakeTheSeparateOps) {
+  const std::vector<int32_t> lengths = {9, 0, 70, 4, 1};
+  FusedShape odd = Shape();
+  odd.key_dim = 60;
+  odd.value_dim = 100;
+  odd.conv_width = 3;
+  ExpectLikeRef(PrefillCall(odd, lengths));
+  FusedShape wide = Shape();
+  wide.dtype = GDN_F32;
+  ExpectLikeRef(PrefillCall(wide, lengths), 1e-5, 1e-5);
+  FusedShape unaligned = Shape();
+  unaligned.x_pad = 7;
+  ExpectLikeRef(PrefillCall(unaligned, lengths));
+  FusedShape plain = Shape();
+  plain.normalize = 0;
+  plain.x_gain = 0.3f;
+  ExpectLikeRef(PrefillCall(plain, lengths));
+}
+
+TEST_F(FusedPrefill, ASequenceAloneAndAmongOthersIsTheSameBits) {
+  Random random(3);
+  std::vector<int32_t> lengths(128);
+  for (int32_t& length : lengths) length = static_cast<int32_t>(random.Integer(150));
+  FusedShape shape = Shape();
+  shape.key_heads = 1;
+  shape.special_rows = false;
+  const PrefillCall before(shape, lengths);
+  const PrefillCall together = Result(before);
+  for (int64_t i : {5, 77, 127}) {
+    PrefillCall call = before;
+    const DeviceCall device(call);
+    const int64_t first = call.cu_seqlens[i];
+    const std::vector<int32_t> cu = {0, lengths[i]};
+    const DeviceBuffer cu_device(cu);
+    gdn_fused_prefill_args args = call.PrefillArgs();
+    args.tokens = lengths[i];
+    args.cu_seqlens = cu_device.get<int32_t>();
+    args.layer = device.args;
+    args.layer.rows = 1;
+    args.layer.x = device.x.get<char>() + first * shape.x_stride() * 2;
+    args.layer.y = device.y.get<char>() + first * shape.y_stride() * 2;
+    args.layer.read_index += i;
+    args.layer.write_index += i;
+    args.layer.fresh += i;
+    Launch(args);
+    device.Download(call);
+    const int64_t begin = first * shape.y_stride();
+    const int64_t end = (first + lengths[i]) * shape.y_stride();
+    EXPECT_EQ(call.y.Slice(begin, end), together.y.Slice(begin, end));
+    const int64_t slot = call.write[i] * shape.state_stride();
+    EXPECT_EQ(call.state.Slice(slot, slot + shape.state_stride()),
+              together.state.Slice(slot, slot + shape.state_stride()));
+  }
+}
+
+TEST_F(FusedPrefill, RepeatsAreTheSameBits) {
+  FusedShape shape = Shape();
+  const PrefillCall before(shape, {200, 64, 500, 1, 33});
+  const PrefillCall first = Result(before);
+  for (int i = 0; i < 50; ++i) {
+    const PrefillCall again = Result(before);
+    ExpectSameBits(again, first);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(FusedPrefill, AReplayedGraphServesOtherLengths) {
+  FusedShape shape = Shape();
+  shape.special_rows = false;
+  const PrefillCall before(shape, {100, 28, 72});
+  PrefillCall call = before;
+  DeviceCall device(call);
+  DeviceBuffer cu(before.cu_seqlens);
+  gdn_fused_prefill_args args = call.PrefillArgs();
+  args.cu_seqlens = cu.get<int32_t>();
+  args.layer = device.args;
+  const Stream stream;
+  gdn_exec exec = stream.Exec();
+  size_t bytes = 0;
+  ASSERT_EQ(gdn_fused_prefill_workspace(&exec, &args, &bytes), GDN_OK);
+  const DeviceBuffer workspace(bytes);
+  exec.workspace = workspace.get();
+  exec.workspace_bytes = bytes;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  Must(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
+  ASSERT_EQ(gdn_fused_prefill(&exec, &args), GDN_OK) << gdn_last_error();
+  Must(cudaStreamEndCapture(stream.get(), &graph));
+  Must(cudaGraphInstantiate(&executable, graph, 0));
+  for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{100, 28, 72}, {0, 200, 0}}) {
+    PrefillCall other = before;
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      other.cu_seqlens[i + 1] = other.cu_seqlens[i] + lengths[i];
+    }
+    device.Upload(other);
+    cu.Upload(other.cu_seqlens.data());
+    Must(cudaGraphLaunch(executable, stream.get()));
+    stream.Synchronize();
+    PrefillCall replayed = other;
+    device.Download(replayed);
+    ExpectSameBits(replayed, Result(other));
+  }
+  Must(cudaGraphExecDestroy(executable));
+  Must(cudaGraphDestroy(graph));
+}
+
+TEST_F(FusedPrefill, RejectsWhatItCannotRun) {
+  PrefillCall call(Shape(), {4});
+  const gdn_fused_prefill_args args = call.PrefillArgs();
+  const Stream stream;
+  const gdn_exec exec = stream.Exec();
+  EXPECT_EQ(gdn_fused_prefill(&exec, &args), GDN_WORKSPACE_TOO_SMALL);
+  gdn_fused_prefill_args bad = args;
+  bad.tokens = -1;
+  EXPECT_EQ(gdn_fused_prefill(&exec, &bad), GDN_INVALID_ARGUMENT);
+  bad = args;
+  bad.cu_seqlens = nullptr;
+  EXPECT_EQ(gdn_fused_prefill(&exec, &bad), GDN_INVALID_ARGUMENT);
+  gdn_exec cpu{};
+  cpu.backend = GDN_BACKEND_CPU;
+  EXPECT_EQ(gdn_fused_prefill(&cpu, &args), GDN_BACKEND_UNAVAILABLE);
+}
+
+}  // namespace
+}  // namespace gdn::kernels
