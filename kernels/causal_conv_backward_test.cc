@@ -288,7 +288,7 @@ TEST(CausalConvBackward, RefusesEveryDamagedArgument) {
   good.d_x = d_x.data();
   good.d_weight = static_cast<float*>(d_weight.data());
   const auto bad = GDN_INVALID_ARGUMENT;
-  ExpectNoBackend(good, gdn_causal_conv_backward, GDN_BACKEND_CUDA);
+  ExpectNoCuda(good, gdn_causal_conv_backward);
   ExpectRefusals<Args>(
       good, {&d_x, &d_weight}, gdn_causal_conv_backward,
       {{"sequences", bad, [](Args& a) { a.sequences = -1; }},

@@ -213,7 +213,7 @@ TEST(GatesBackward, RefusesEveryDamagedArgument) {
   good.d_a_log = static_cast<float*>(sums.data());
   good.d_dt_bias = good.d_a_log + 10;
   const auto bad = GDN_INVALID_ARGUMENT;
-  ExpectNoBackend(good, gdn_gates_backward, GDN_BACKEND_CUDA);
+  ExpectNoCuda(good, gdn_gates_backward);
   ExpectRefusals<Args>(
       good, {&d_a, &d_b, &sums}, gdn_gates_backward,
       {{"tokens", bad, [](Args& a) { a.tokens = -1; }},

@@ -86,12 +86,16 @@ TEST(Gdn2Backward, T18ScalarGatesAreTheGatedDeltaRule) {
 TEST(Gdn2Backward, D5StrongDecayStaysFinite) {
   Gdn2Problem p(RuleShape{}, true, 97);
   for (size_t i = 0; i < p.g.size(); i += 3) p.g[i] = -1000.0;
-  const Gdn2Gradients got = p.Backward();
-  for (const Floats* values :
-       {&got.q, &got.k, &got.v, &got.g, &got.erase, &got.write, &got.state}) {
-    for (float value : *values) ASSERT_TRUE(std::isfinite(value));
+  std::vector<Backend> backends = BackendsUnderTest();
+  backends.push_back(kRef);
+  for (const Backend& backend : backends) {
+    const Gdn2Gradients got = p.Backward(backend);
+    for (const Floats* values :
+         {&got.q, &got.k, &got.v, &got.g, &got.erase, &got.write, &got.state}) {
+      for (float value : *values) ASSERT_TRUE(std::isfinite(value));
+    }
+    for (size_t i = 0; i < p.g.size(); i += 3) EXPECT_EQ(got.g[i], 0.0f) << backend.name;
   }
-  for (size_t i = 0; i < p.g.size(); i += 3) EXPECT_EQ(got.g[i], 0.0f);
 }
 
 // K4: a sequence's gradients do not move by a bit with its neighbours' data.
@@ -112,6 +116,56 @@ TEST(Gdn2Backward, K4NothingCrossesABoundary) {
   expect_same(before.g, after.g, p.gates());
   expect_same(before.erase, after.erase, p.gates());
   expect_same(before.write, after.write, p.values());
+}
+
+std::vector<const Floats*> All(const Gdn2Gradients& g) {
+  return {&g.q, &g.k, &g.v, &g.g, &g.erase, &g.write, &g.state};
+}
+
+// X1, X9: REF within FP32's rounding, and the same bits with any number of threads.
+TEST(Gdn2Backward, EveryShapeMatchesRefWithAnyThreads) {
+  for (auto [key_dim, value_dim] : std::vector<std::pair<int64_t, int64_t>>{
+           {1, 1}, {8, 31}, {17, 9}, {60, 20}, {128, 64}, {256, 3}}) {
+    RuleShape shape;
+    shape.lengths = {1, 63, 0, 17};
+    shape.ratio = 3;
+    shape.key_dim = key_dim;
+    shape.value_dim = value_dim;
+    shape.normalize = key_dim > 1;
+    const Gdn2Problem p(shape, key_dim % 8 == 0, 113);
+    const Gdn2Gradients expected = p.Backward();
+    const Gdn2Gradients got = p.Backward({"cpu", GDN_BACKEND_CPU, 0});
+    for (size_t i = 0; i < All(got).size(); ++i) {
+      EXPECT_LE(Error(*All(got)[i], *All(expected)[i]), 4e-6) << key_dim << " gradient " << i;
+    }
+    for (int32_t threads : {1, 2, 5}) {
+      const Gdn2Gradients again = p.Backward({"cpu", GDN_BACKEND_CPU, threads});
+      for (size_t i = 0; i < All(got).size(); ++i) EXPECT_EQ(*All(again)[i], *All(got)[i]);
+    }
+  }
+}
+
+TEST(Gdn2Backward, EveryTypeMatchesRef) {
+  for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
+    for (gdn_dtype d_dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
+      for (bool states : {false, true}) {
+        RuleShape shape;
+        shape.dtype = dtype;
+        shape.d_dtype = d_dtype;
+        shape.states = states;
+        Gdn2Problem p(shape, states, 115);
+        p.gate_dtype = dtype;
+        const Gdn2Gradients expected = p.Backward();
+        for (const Backend& backend : BackendsUnderTest()) {
+          const Gdn2Gradients got = p.Backward(backend);
+          for (size_t i = 0; i < 7; ++i) {
+            const double bound = i < 3 ? 2.0 * RoundingBound(d_dtype) : 4e-6;
+            EXPECT_LE(Error(*All(got)[i], *All(expected)[i]), bound) << i;
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(Gdn2Backward, RefusesEveryDamagedArgument) {
@@ -170,10 +224,8 @@ TEST(Gdn2Backward, RefusesEveryDamagedArgument) {
       {"d_write must", bad, [](Args& a) { a.d_write = nullptr; }},
       {"overlap", bad, [](Args& a) { a.v = a.d_v; }},
       {"overlap", bad, [](Args& a) { a.d_q = a.d_k; }}};
-  ExpectRefusals<Args>(good, {&d_q, &d_k, &d_v, &gates}, gdn_gdn2_backward, cases,
-                       {GDN_BACKEND_REF});
-  ExpectNoBackend(good, gdn_gdn2_backward, GDN_BACKEND_CPU);
-  ExpectNoBackend(good, gdn_gdn2_backward, GDN_BACKEND_CUDA);
+  ExpectRefusals<Args>(good, {&d_q, &d_k, &d_v, &gates}, gdn_gdn2_backward, cases);
+  ExpectNoCuda(good, gdn_gdn2_backward);
   Execution execution(kRef);
   EXPECT_EQ(gdn_gdn2_backward(execution.exec(), &good), GDN_WORKSPACE_TOO_SMALL);
 }

@@ -323,8 +323,8 @@ TEST(Gdn2Gates, RefusesEveryDamagedArgument) {
         {input.name, input.status, [&](Backward& a) { input.damage(a.forward); }});
   }
   ExpectRefusals<Backward>(backward, {&out}, gdn_gdn2_gates_backward, backward_cases);
-  ExpectNoBackend(good, gdn_gdn2_gates, GDN_BACKEND_CUDA);
-  ExpectNoBackend(backward, gdn_gdn2_gates_backward, GDN_BACKEND_CUDA);
+  ExpectNoCuda(good, gdn_gdn2_gates);
+  ExpectNoCuda(backward, gdn_gdn2_gates_backward);
 }
 
 }  // namespace

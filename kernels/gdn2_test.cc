@@ -335,7 +335,7 @@ TEST(Gdn2, RefusesEveryDamagedArgument) {
       {"read_index", bad, [](Args& a) { a.read_index = nullptr; }},
       {"write_index", bad, [](Args& a) { a.write_index = nullptr; }}};
   for (auto* call : {gdn_gdn2_step, gdn_gdn2_prefill}) {
-    ExpectNoBackend(good, call, GDN_BACKEND_CUDA);
+    ExpectNoCuda(good, call);
     o = Tensor(GDN_F32, 40);
     state = Tensor(GDN_F32, 320);
     good.o = o.data();

@@ -142,7 +142,7 @@ struct Gdn2Problem {
   }
 
   // With shape.normalize from q_hat, k_hat and rstd formed here in FP64.
-  Gdn2Gradients Backward() const {
+  Gdn2Gradients Backward(const Backend& backend = kRef) const {
     Doubles q_hat = q, k_hat = k;
     Floats q_rstd, k_rstd;
     if (shape.normalize) {
@@ -151,7 +151,8 @@ struct Gdn2Problem {
     }
     const Rows q_in = In(q_hat, keys()), k_in = In(k_hat, keys()), v_in = In(v, values());
     const Rows d_o_in = In(d_o, values());
-    const Floats g_in = ToFloats(g), erase_in = ToFloats(erase), write_in = ToFloats(write);
+    const Floats g_in = ToFloats(g);
+    const Tensor erase_in = GateTensor(erase), write_in = GateTensor(write);
     const Floats state_in = ToFloats(state), d_final_in = ToFloats(d_final);
     Rows d_q(shape.d_dtype, all_tokens(), keys(), shape.pad);
     Rows d_k(shape.d_dtype, all_tokens(), keys(), shape.pad);
@@ -179,6 +180,7 @@ struct Gdn2Problem {
     args.g = g_in.data();
     args.erase = erase_in.data();
     args.write = write_in.data();
+    args.gate_dtype = gate_dtype;
     args.scale = shape.scale;
     args.use_qk_l2norm = shape.normalize;
     args.initial_state = shape.states ? state_in.data() : nullptr;
@@ -196,7 +198,7 @@ struct Gdn2Problem {
     args.d_erase = d_erase.data();
     args.d_write = d_write.data();
     args.d_initial_state = d_state.data();
-    Execution execution(kRef);
+    Execution execution(backend);
     size_t bytes = 0;
     EXPECT_EQ(gdn_gdn2_backward_workspace(execution.exec(), &args, &bytes), GDN_OK);
     execution.SetWorkspace(bytes);

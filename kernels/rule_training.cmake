@@ -2,12 +2,10 @@
 # CMakeLists.txt once the target gdn_kernels exists.
 
 foreach(op IN ITEMS causal_conv_backward delta_rule_backward delta_rule_forward gates_backward gdn2
-    gdn2_gates)
+    gdn2_backward gdn2_gates)
   target_sources(gdn_kernels PRIVATE ref/${op}.cc cpu/${op}.cc capi/${op}.cc)
 endforeach()
-# gdn2_backward: REF only.
-target_sources(gdn_kernels PRIVATE
-  capi/delta_rule_saved.cc capi/gdn2_backward.cc ref/gdn2_backward.cc)
+target_sources(gdn_kernels PRIVATE capi/delta_rule_saved.cc)
 
 gdn_test(kernels_rule_training_test
   SRCS causal_conv_backward_test.cc delta_rule_backward_test.cc

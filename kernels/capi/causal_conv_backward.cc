@@ -1,7 +1,7 @@
 #include "gdn/kernels/causal_conv_backward.h"
 
 #include "kernels/capi/dense_checks.h"
-#include "kernels/capi/partial_dispatch.h"
+#include "kernels/capi/dispatch.h"
 #include "kernels/capi/sequences.h"
 
 namespace {
@@ -39,8 +39,7 @@ gdn_status Check(const gdn_causal_conv_backward_args& args) {
 
 gdn_status gdn_causal_conv_backward(const gdn_exec* exec,
                                     const gdn_causal_conv_backward_args* args) {
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRefAndCpu));
+  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(Check(*args));
-  if (exec->backend == GDN_BACKEND_CPU) return gdn::cpu::CausalConvBackward(*exec, *args);
-  return gdn::ref::CausalConvBackward(*exec, *args);
+  GDN_DISPATCH_HOST(exec, args, CausalConvBackward);
 }

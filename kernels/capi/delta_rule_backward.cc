@@ -5,7 +5,7 @@
 
 #include "kernels/capi/delta_rule_shape.h"
 #include "kernels/capi/dense_checks.h"
-#include "kernels/capi/partial_dispatch.h"
+#include "kernels/capi/dispatch.h"
 #include "kernels/capi/sequences.h"
 
 namespace {
@@ -82,7 +82,7 @@ gdn_status gdn_delta_rule_backward_workspace(const gdn_exec* exec,
                                              const gdn_delta_rule_backward_args* args,
                                              size_t* bytes) {
   constexpr char kOp[] = "delta_rule_backward_workspace";
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRefAndCpu));
+  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "bytes", bytes));
   GDN_RETURN_IF_ERROR(CheckShape(kOp, *args));
   *bytes = Needed(*exec, *args);
@@ -91,9 +91,8 @@ gdn_status gdn_delta_rule_backward_workspace(const gdn_exec* exec,
 
 gdn_status gdn_delta_rule_backward(const gdn_exec* exec, const gdn_delta_rule_backward_args* args) {
   constexpr char kOp[] = "delta_rule_backward";
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRefAndCpu));
+  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(Check(kOp, *args));
   GDN_RETURN_IF_ERROR(CheckWorkspace(kOp, *exec, Needed(*exec, *args)));
-  if (exec->backend == GDN_BACKEND_CPU) return gdn::cpu::DeltaRuleBackward(*exec, *args);
-  return gdn::ref::DeltaRuleBackward(*exec, *args);
+  GDN_DISPATCH_HOST(exec, args, DeltaRuleBackward);
 }

@@ -4,7 +4,7 @@
 
 #include "kernels/capi/delta_rule_shape.h"
 #include "kernels/capi/dense_checks.h"
-#include "kernels/capi/partial_dispatch.h"
+#include "kernels/capi/dispatch.h"
 #include "kernels/capi/sequences.h"
 
 namespace {
@@ -60,7 +60,7 @@ gdn_status gdn_delta_rule_forward_workspace(const gdn_exec* exec,
                                             const gdn_delta_rule_forward_args* args,
                                             size_t* bytes) {
   constexpr char kQuery[] = "delta_rule_forward_workspace";
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kQuery, exec, args, HasBackends::kRefAndCpu));
+  GDN_RETURN_IF_ERROR(CheckHostExec(kQuery, exec, args));
   GDN_RETURN_IF_ERROR(CheckPointer(kQuery, "bytes", bytes));
   GDN_RETURN_IF_ERROR(CheckShape(kQuery, *args));
   *bytes = exec->backend == GDN_BACKEND_CPU ? gdn::cpu::DeltaRuleForwardWorkspace(*exec, *args) : 0;
@@ -68,7 +68,7 @@ gdn_status gdn_delta_rule_forward_workspace(const gdn_exec* exec,
 }
 
 gdn_status gdn_delta_rule_forward(const gdn_exec* exec, const gdn_delta_rule_forward_args* args) {
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRefAndCpu));
+  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(Check(*args));
   if (exec->backend != GDN_BACKEND_CPU) return gdn::ref::DeltaRuleForward(*exec, *args);
   GDN_RETURN_IF_ERROR(

@@ -25,7 +25,23 @@ inline gdn_status CheckAnyExec(const char* op, const gdn_exec* exec, const void*
 #endif
 }
 
+// CheckExec for ops that CUDA does not have yet: it is refused by name, never replaced.
+inline gdn_status CheckHostExec(const char* op, const gdn_exec* exec, const void* args) {
+  GDN_RETURN_IF_ERROR(CheckAnyExec(op, exec, args));
+  GDN_CHECK_ARG(exec->backend != GDN_BACKEND_CUDA, GDN_BACKEND_UNAVAILABLE,
+                "%s: the CUDA back end does not have this op yet; REF (0) and CPU (1) have it", op);
+  return GDN_OK;
+}
+
 }  // namespace gdn::kernels
+
+// Returns from the enclosing function with the result of gdn::<REF or CPU>::Function(*exec, *args);
+// CheckHostExec has passed.
+#define GDN_DISPATCH_HOST(exec, args, Function)                                          \
+  do {                                                                                   \
+    if ((exec)->backend == GDN_BACKEND_CPU) return gdn::cpu::Function(*(exec), *(args)); \
+    return gdn::ref::Function(*(exec), *(args));                                         \
+  } while (false)
 
 // Returns from the enclosing function with the result of gdn::<back end>::Function(*exec, *args);
 // CheckAnyExec has passed.

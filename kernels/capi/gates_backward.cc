@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "kernels/capi/dense_checks.h"
-#include "kernels/capi/partial_dispatch.h"
+#include "kernels/capi/dispatch.h"
 
 namespace {
 
@@ -50,7 +50,7 @@ gdn_status Check(const char* op, const gdn_gates_backward_args& args) {
 gdn_status gdn_gates_backward_workspace(const gdn_exec* exec, const gdn_gates_backward_args* args,
                                         size_t* bytes) {
   constexpr char kOp[] = "gates_backward_workspace";
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRefAndCpu));
+  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "bytes", bytes));
   GDN_RETURN_IF_ERROR(CheckShape(kOp, *args));
   *bytes = exec->backend == GDN_BACKEND_CPU ? gdn::cpu::GatesBackwardWorkspace(*args) : 0;
@@ -59,7 +59,7 @@ gdn_status gdn_gates_backward_workspace(const gdn_exec* exec, const gdn_gates_ba
 
 gdn_status gdn_gates_backward(const gdn_exec* exec, const gdn_gates_backward_args* args) {
   constexpr char kOp[] = "gates_backward";
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRefAndCpu));
+  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(Check(kOp, *args));
   if (exec->backend != GDN_BACKEND_CPU) return gdn::ref::GatesBackward(*exec, *args);
   GDN_RETURN_IF_ERROR(CheckWorkspace(kOp, *exec, gdn::cpu::GatesBackwardWorkspace(*args)));

@@ -4,7 +4,7 @@
 
 #include "kernels/capi/delta_rule_shape.h"
 #include "kernels/capi/dense_checks.h"
-#include "kernels/capi/partial_dispatch.h"
+#include "kernels/capi/dispatch.h"
 #include "kernels/capi/sequences.h"
 
 namespace {
@@ -52,16 +52,14 @@ gdn_status Check(const char* op, const gdn2_args& args, bool prefill) {
 
 gdn_status gdn_gdn2_step(const gdn_exec* exec, const gdn2_args* args) {
   constexpr char kOp[] = "gdn2_step";
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRefAndCpu));
+  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(Check(kOp, *args, /*prefill=*/false));
-  if (exec->backend == GDN_BACKEND_CPU) return gdn::cpu::Gdn2Step(*exec, *args);
-  return gdn::ref::Gdn2Step(*exec, *args);
+  GDN_DISPATCH_HOST(exec, args, Gdn2Step);
 }
 
 gdn_status gdn_gdn2_prefill(const gdn_exec* exec, const gdn2_args* args) {
   constexpr char kOp[] = "gdn2_prefill";
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRefAndCpu));
+  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(Check(kOp, *args, /*prefill=*/true));
-  if (exec->backend == GDN_BACKEND_CPU) return gdn::cpu::Gdn2Prefill(*exec, *args);
-  return gdn::ref::Gdn2Prefill(*exec, *args);
+  GDN_DISPATCH_HOST(exec, args, Gdn2Prefill);
 }

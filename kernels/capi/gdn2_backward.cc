@@ -5,7 +5,7 @@
 
 #include "kernels/capi/delta_rule_shape.h"
 #include "kernels/capi/dense_checks.h"
-#include "kernels/capi/partial_dispatch.h"
+#include "kernels/capi/dispatch.h"
 #include "kernels/capi/sequences.h"
 
 namespace {
@@ -74,22 +74,27 @@ gdn_status Check(const char* op, const gdn2_backward_args& args) {
   return used == 0 ? GDN_OK : CheckBuffers(op, args);
 }
 
+size_t Needed(const gdn_exec& exec, const gdn2_backward_args& args) {
+  return exec.backend == GDN_BACKEND_CPU ? gdn::cpu::Gdn2BackwardWorkspace(exec, args)
+                                         : gdn::ref::Gdn2BackwardWorkspace(args);
+}
+
 }  // namespace
 
 gdn_status gdn_gdn2_backward_workspace(const gdn_exec* exec, const gdn2_backward_args* args,
                                        size_t* bytes) {
   constexpr char kOp[] = "gdn2_backward_workspace";
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRef));
+  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "bytes", bytes));
   GDN_RETURN_IF_ERROR(CheckShape(kOp, *args));
-  *bytes = gdn::ref::Gdn2BackwardWorkspace(*args);
+  *bytes = Needed(*exec, *args);
   return GDN_OK;
 }
 
 gdn_status gdn_gdn2_backward(const gdn_exec* exec, const gdn2_backward_args* args) {
   constexpr char kOp[] = "gdn2_backward";
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRef));
+  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(Check(kOp, *args));
-  GDN_RETURN_IF_ERROR(CheckWorkspace(kOp, *exec, gdn::ref::Gdn2BackwardWorkspace(*args)));
-  return gdn::ref::Gdn2Backward(*exec, *args);
+  GDN_RETURN_IF_ERROR(CheckWorkspace(kOp, *exec, Needed(*exec, *args)));
+  GDN_DISPATCH_HOST(exec, args, Gdn2Backward);
 }

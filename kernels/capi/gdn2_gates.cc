@@ -4,7 +4,7 @@
 #include <initializer_list>
 
 #include "kernels/capi/dense_checks.h"
-#include "kernels/capi/partial_dispatch.h"
+#include "kernels/capi/dispatch.h"
 
 namespace {
 
@@ -77,16 +77,14 @@ gdn_status CheckBackward(const char* op, const gdn2_gates_backward_args& args) {
 
 gdn_status gdn_gdn2_gates(const gdn_exec* exec, const gdn2_gates_args* args) {
   constexpr char kOp[] = "gdn2_gates";
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRefAndCpu));
+  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(Check(kOp, *args));
-  if (exec->backend == GDN_BACKEND_CPU) return gdn::cpu::Gdn2Gates(*exec, *args);
-  return gdn::ref::Gdn2Gates(*exec, *args);
+  GDN_DISPATCH_HOST(exec, args, Gdn2Gates);
 }
 
 gdn_status gdn_gdn2_gates_backward(const gdn_exec* exec, const gdn2_gates_backward_args* args) {
   constexpr char kOp[] = "gdn2_gates_backward";
-  GDN_RETURN_IF_ERROR(CheckPartialExec(kOp, exec, args, HasBackends::kRefAndCpu));
+  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckBackward(kOp, *args));
-  if (exec->backend == GDN_BACKEND_CPU) return gdn::cpu::Gdn2GatesBackward(*exec, *args);
-  return gdn::ref::Gdn2GatesBackward(*exec, *args);
+  GDN_DISPATCH_HOST(exec, args, Gdn2GatesBackward);
 }

@@ -11,6 +11,7 @@
 #include "hwy/highway.h"
 #include "kernels/common/convert.h"
 #include "kernels/cpu/elements-inl.h"
+#include "kernels/cpu/key_rows-inl.h"
 
 #ifndef KERNELS_CPU_DELTA_RULE_BACKWARD_ONCE_
 #define KERNELS_CPU_DELTA_RULE_BACKWARD_ONCE_
@@ -77,62 +78,25 @@ class HeadBackward {
                                   : 1.0f / std::sqrt(static_cast<float>(args.key_dim))) {}
 
   void Run() {
-    LoadKeys(args_.q, args_.q_token_stride, s_.q);
-    LoadKeys(args_.k, args_.k_token_stride, s_.k);
+    const KeyRows rows{begin_, length_, args_.key_heads, h_, static_cast<size_t>(args_.key_dim),
+                       row_};
+    LoadKeyRows(rows, args_.q, args_.qkv_dtype, args_.q_token_stride, s_.q);
+    LoadKeyRows(rows, args_.k, args_.qkv_dtype, args_.k_token_stride, s_.k);
     std::fill_n(s_.d_q, static_cast<size_t>(length_) * row_, 0.0f);
     std::fill_n(s_.d_k, static_cast<size_t>(length_) * row_, 0.0f);
     const int64_t ratio = args_.value_heads / args_.key_heads;
     for (int64_t hv = h_ * ratio; hv < (h_ + 1) * ratio; ++hv) ValueHead(hv);
-    StoreKeys(s_.q, s_.d_q, args_.q_rstd, args_.d_q, args_.d_q_token_stride);
-    StoreKeys(s_.k, s_.d_k, args_.k_rstd, args_.d_k, args_.d_k_token_stride);
+    const bool norm = args_.use_qk_l2norm != 0;
+    StoreKeyGradients(rows, s_.q, s_.d_q, norm ? args_.q_rstd : nullptr, args_.d_q,
+                      args_.d_qkv_dtype, args_.d_q_token_stride);
+    StoreKeyGradients(rows, s_.k, s_.d_k, norm ? args_.k_rstd : nullptr, args_.d_k,
+                      args_.d_qkv_dtype, args_.d_k_token_stride);
   }
 
  private:
   static size_t Lanes() { return hn::Lanes(F32()); }
-  size_t Rest(size_t i) const { return std::min(Lanes(), static_cast<size_t>(args_.key_dim) - i); }
   float* RowOf(float* matrix, int64_t t) const { return matrix + static_cast<size_t>(t) * row_; }
   int64_t Gate(int64_t t, int64_t hv) const { return (begin_ + t) * args_.value_heads + hv; }
-
-  void LoadKeys(const void* x, int64_t token_stride, float* out) const {
-    const F32 d;
-    const auto K = static_cast<size_t>(args_.key_dim);
-    WithElementType(args_.qkv_dtype, [&](auto element) HWY_ATTR {
-      const auto* rows = static_cast<const decltype(element)*>(x) + h_ * args_.key_dim;
-      for (int64_t t = 0; t < length_; ++t) {
-        const auto* in = rows + (begin_ + t) * token_stride;
-        std::fill_n(RowOf(out, t), row_, 0.0f);
-        for (size_t i = 0; i < K; i += Lanes()) {
-          hn::Store(LoadLanes(d, in + i, Rest(i)), d, RowOf(out, t) + i);
-        }
-      }
-    });
-  }
-
-  void StoreKeys(float* x_hat, float* d_x_hat, const float* rstd, void* out,
-                 int64_t token_stride) const {
-    const F32 d;
-    const auto K = static_cast<size_t>(args_.key_dim);
-    WithElementType(args_.d_qkv_dtype, [&](auto element) HWY_ATTR {
-      auto* rows = static_cast<decltype(element)*>(out) + h_ * args_.key_dim;
-      for (int64_t t = 0; t < length_; ++t) {
-        const float* y = RowOf(x_hat, t);
-        const float* d_y = RowOf(d_x_hat, t);
-        auto dot = hn::Zero(d);
-        auto factor = hn::Set(d, 1.0f);
-        if (args_.use_qk_l2norm != 0) {
-          for (size_t i = 0; i < row_; i += Lanes()) {
-            dot = hn::MulAdd(hn::Load(d, y + i), hn::Load(d, d_y + i), dot);
-          }
-          dot = hn::SumOfLanes(d, dot);
-          factor = hn::Set(d, rstd[(begin_ + t) * args_.key_heads + h_]);
-        }
-        for (size_t i = 0; i < K; i += Lanes()) {
-          const auto tangent = hn::NegMulAdd(hn::Load(d, y + i), dot, hn::Load(d, d_y + i));
-          StoreLanes(d, hn::Mul(factor, tangent), rows + (begin_ + t) * token_stride + i, Rest(i));
-        }
-      }
-    });
-  }
 
   void ValueHead(int64_t hv) const {
     for (int64_t t = 0; t < length_; ++t) s_.decay[t] = std::exp(args_.g[Gate(t, hv)]);

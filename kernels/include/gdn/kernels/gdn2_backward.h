@@ -13,7 +13,7 @@
  *  and rstd, types, boundaries and determinism: as in delta_rule_backward.h. The gates' own
  *  gradients: gdn2_gates.h.
  *
- *  Back end: REF; CPU and CUDA answer GDN_BACKEND_UNAVAILABLE.
+ *  Back ends: REF and CPU; CUDA answers GDN_BACKEND_UNAVAILABLE.
  */
 #ifndef GDN_KERNELS_GDN2_BACKWARD_H_
 #define GDN_KERNELS_GDN2_BACKWARD_H_
@@ -77,5 +77,9 @@ namespace gdn::ref {
 gdn_status Gdn2Backward(const gdn_exec&, const gdn2_backward_args&);
 size_t Gdn2BackwardWorkspace(const gdn2_backward_args&);
 }  // namespace gdn::ref
+namespace gdn::cpu {
+gdn_status Gdn2Backward(const gdn_exec&, const gdn2_backward_args&);
+size_t Gdn2BackwardWorkspace(const gdn_exec&, const gdn2_backward_args&);
+}  // namespace gdn::cpu
 #endif
 #endif /* GDN_KERNELS_GDN2_BACKWARD_H_ */
