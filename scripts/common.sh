@@ -27,7 +27,10 @@ build_packages=(
   libhwy-dev libdnnl-dev ocl-icd-opencl-dev  # oneDNN's CMake package looks for OpenCL
   libgtest-dev libgmock-dev libbenchmark-dev python3
 )
-test_packages=(python3-grpcio python3-protobuf)
+test_packages=(
+  python3-grpcio python3-protobuf
+  python3-yaml python3-jsonschema python3-pip debootstrap bubblewrap  # tests/deploy
+)
 
 # install_packages NAME...: installs what is missing, as root or through sudo.
 install_packages() {

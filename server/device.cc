@@ -55,7 +55,8 @@ absl::StatusOr<std::unique_ptr<pipeline::Pipeline>> CreateOnGpu(model::Model mod
       .state_type = float32_state ? GDN_F32 : GDN_BF16,
       .num_slots = options.max_sessions > 0 ? options.max_sessions + 1 : 0,
       .max_rows = options.engine.max_batch_rows,
-      .max_step_tokens = MaxStepTokens(options)};
+      .max_step_tokens = MaxStepTokens(options),
+      .timed_interval = options.device.kernel_timing_interval};
   pipeline::CudaReport report;
   auto created = pipeline::CreateCudaPipeline(std::move(model), cuda, &report);
   if (!created.ok()) return created.status();

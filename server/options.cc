@@ -31,6 +31,11 @@ const std::map<std::string, LogLevel> kLogLevels = {{"debug", LogLevel::kDebug},
                                                     {"warning", LogLevel::kWarning},
                                                     {"error", LogLevel::kError}};
 
+const std::map<std::string, rpc::LoggedRequests> kRequestLogs = {
+    {"none", rpc::LoggedRequests::kNone},
+    {"failures", rpc::LoggedRequests::kFailures},
+    {"all", rpc::LoggedRequests::kAll}};
+
 template <typename Enum>
 std::string NameOf(const std::map<std::string, Enum>& names, Enum value) {
   for (const auto& [name, named] : names) {
@@ -48,6 +53,7 @@ struct RawFlags {
   std::string state_type = "float32";
   double session_ttl_s = 600;
   std::string metrics_listen = "127.0.0.1:9090";
+  std::string log_requests = "failures";
   std::string log_format = "text";
   std::string log_level = "info";
   bool version = false;
@@ -186,12 +192,24 @@ void AddServer(CLI::App& app, ServerOptions& options) {
       ->group(group);
 }
 
-void AddMetricsAndLogging(CLI::App& app, RawFlags& raw) {
+void AddMetricsAndLogging(CLI::App& app, ServerOptions& options, RawFlags& raw) {
   app.add_option("--metrics-listen", raw.metrics_listen,
                  "Address of HTTP /metrics; port 0: any free one; off: none")
       ->capture_default_str()
       ->type_name("HOST:PORT")
       ->group("Metrics");
+  AddCount(app, "--kernel-timing-interval", options.device.kernel_timing_interval, 0, 1 << 20,
+           "Time the ops of every Nth step of a GPU, on the CPU of each; 0: of none")
+      ->group("Metrics");
+  app.add_option("--log-requests", raw.log_requests,
+                 "A line for each call that is over: none, failures of the server, or all")
+      ->capture_default_str()
+      ->check(OneOf(kRequestLogs))
+      ->type_name("WHICH")
+      ->group("Logging");
+  app.add_flag("--log-prompts", options.rpc.log.prompts,
+               "Such a line has the input's token ids in it")
+      ->group("Logging");
   app.add_option("--log-format", raw.log_format, "text or json, one line an event, to stderr")
       ->capture_default_str()
       ->check(OneOf(kLogFormats))
@@ -308,6 +326,7 @@ absl::Status Interpret(const RawFlags& raw, ServerOptions* options) {
   }
   options->device.state_type = kStateTypes.at(raw.state_type);
   options->engine.default_ttl_ms = static_cast<int64_t>(std::ceil(raw.session_ttl_s * 1000.0));
+  options->rpc.log.which = kRequestLogs.at(raw.log_requests);
   options->log.format = kLogFormats.at(raw.log_format);
   options->log.level = kLogLevels.at(raw.log_level);
   return absl::OkStatus();
@@ -326,7 +345,7 @@ absl::StatusOr<std::variant<ServerOptions, InfoText>> ParseOptions(int argc,
   AddDevice(app, options, raw);
   AddEngine(app, options, raw);
   AddServer(app, options);
-  AddMetricsAndLogging(app, raw);
+  AddMetricsAndLogging(app, options, raw);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -374,6 +393,9 @@ std::vector<std::string> DescribeOptions(const ServerOptions& options) {
        absl::StrCat("--drain-timeout-s=", options.drain_timeout_s),
        absl::StrCat("--metrics-listen=",
                     options.metrics.listen.empty() ? "off" : options.metrics.listen),
+       absl::StrCat("--kernel-timing-interval=", options.device.kernel_timing_interval),
+       absl::StrCat("--log-requests=", NameOf(kRequestLogs, options.rpc.log.which)),
+       absl::StrCat("--log-prompts=", options.rpc.log.prompts ? "true" : "false"),
        absl::StrCat("--log-format=", NameOf(kLogFormats, options.log.format)),
        absl::StrCat("--log-level=", NameOf(kLogLevels, options.log.level))});
   if (!options.port_file.empty()) words.push_back(absl::StrCat("--port-file=", options.port_file));

@@ -33,6 +33,9 @@ struct DeviceOptions {
   pipeline::Precision precision = pipeline::Precision::kBFloat16;
   bool batch_invariant = false;
   pipeline::StateType state_type = pipeline::StateType::kFloat32;
+  // On a GPU, of each phase the first step and every so many after it have their ops timed one by
+  // one; on the CPU those of all steps. 0: of none.
+  int64_t kernel_timing_interval = 256;
 };
 
 struct MetricsOptions {
@@ -42,6 +45,7 @@ struct MetricsOptions {
 enum class LogFormat { kText, kJson };
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
+// The log itself; rpc::RequestLogOptions says which calls have a line in it.
 struct LogOptions {
   LogFormat format = LogFormat::kText;
   LogLevel level = LogLevel::kInfo;

@@ -71,6 +71,9 @@ TEST(OptionsTest, EveryFlagReachesItsField) {
                                         "--max-concurrent-streams=19",
                                         "--drain-timeout-s=20",
                                         "--metrics-listen=off",
+                                        "--kernel-timing-interval=21",
+                                        "--log-requests=all",
+                                        "--log-prompts",
                                         "--log-format=json",
                                         "--log-level=warning"});
   EXPECT_EQ(options.model.name, "n");
@@ -98,6 +101,9 @@ TEST(OptionsTest, EveryFlagReachesItsField) {
   EXPECT_EQ(options.rpc.max_concurrent_streams, 19);
   EXPECT_EQ(options.drain_timeout_s, 20);
   EXPECT_EQ(options.metrics.listen, "");
+  EXPECT_EQ(options.device.kernel_timing_interval, 21);
+  EXPECT_EQ(options.rpc.log.which, rpc::LoggedRequests::kAll);
+  EXPECT_TRUE(options.rpc.log.prompts);
   EXPECT_EQ(options.log.format, LogFormat::kJson);
   EXPECT_EQ(options.log.level, LogLevel::kWarning);
 }
@@ -151,6 +157,8 @@ TEST(OptionsTest, BadValuesAreNamed) {
       {"--rpc-threads=0", "--rpc-threads"},
       {"--drain-timeout-s=-1", "--drain-timeout-s"},
       {"--metrics-listen=9090", "--metrics-listen=9090"},
+      {"--kernel-timing-interval=-1", "--kernel-timing-interval"},
+      {"--log-requests=some", "--log-requests"},
       {"--log-format=xml", "--log-format"},
       {"--log-level=loud", "--log-level"},
       {"--model-name=caf\xE9", "--model-name=caf\\xe9"},

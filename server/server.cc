@@ -85,6 +85,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Create(const ServerOptions& opti
   if (!device.ok()) return device.status();
   server->device_ = *device;
   server->metrics_ = std::make_unique<metrics::Metrics>(GDN_VERSION);
+  server->metrics_->SetDrainTimeout(options.drain_timeout_s);
   if (!options.metrics.listen.empty()) {
     absl::Status status = server->metrics_->Listen(options.metrics.listen);
     if (!status.ok()) return status;
@@ -124,19 +125,26 @@ absl::Status Server::Load() {
     if (!warning.ok()) return warning.status();
     if (!warning->empty()) spdlog::warn("{}", *warning);
   }
-  metrics_->SetModel({.name = facts.name,
-                      .architecture = facts.architecture,
-                      .fingerprint = facts.fingerprint,
-                      .device = facts.device,
-                      .precision = facts.precision,
-                      .state_type = facts.state_type,
-                      .state_bytes_per_slot = facts.state_bytes_per_session},
-                     pipeline_->OpNames());
+  metrics_->SetModel(
+      {.name = facts.name,
+       .architecture = facts.architecture,
+       .fingerprint = facts.fingerprint,
+       .device = facts.device,
+       .precision = facts.precision,
+       .state_type = facts.state_type,
+       .state_bytes_per_slot = facts.state_bytes_per_session,
+       .weight_bytes = pipeline_->info().weight_bytes,
+       .pool_bytes = pipeline_->info().num_slots * pipeline_->info().state_bytes_per_slot,
+       .workspace_bytes = pipeline_->info().workspace_bytes},
+      pipeline_->OpNames());
   auto engine = engine::Engine::Create(options_.engine, pipeline_.get(), &clock_, metrics_.get());
   if (!engine.ok()) return engine.status();
   engine_ = *std::move(engine);
   if (absl::Status status = engine_->WarmUp(); !status.ok()) return status;
-  pipeline_->set_kernel_timer(metrics_.get());  // The warm-up is not typical.
+  // The warm-up is not typical. On the CPU the timer is of ops alone.
+  if (device_ == Device::kCuda || options_.device.kernel_timing_interval > 0) {
+    pipeline_->set_kernel_timer(metrics_.get());
+  }
   metrics_->SetLevelsSource([engine = engine_.get()] { return engine->levels(); });
   engine_->Start();
   trimmer_ = std::make_unique<MemoryTrimmer>([engine = engine_.get()] {
@@ -144,6 +152,7 @@ absl::Status Server::Load() {
     return levels.queued_calls == 0 && levels.running_streams == 0 && levels.slots_in_flight == 0;
   });
   rpc_->SetReady(engine_.get(), facts);
+  metrics_->SetReady();
   ready_ = true;
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   spdlog::info(
@@ -170,6 +179,7 @@ void Server::Run() {
 
 void Server::Drain() {
   spdlog::info("draining; running calls have {} s", options_.drain_timeout_s);
+  metrics_->BeginDrain();
   rpc_->BeginDrain();
   const int64_t deadline_ns = clock_.NowNs() + options_.drain_timeout_s * 1'000'000'000;
   if (engine_ != nullptr) {

@@ -23,45 +23,19 @@
 #include <vector>
 
 #include "gdn/kernels/fused_decode.h"
+#include "kernels/bench/cuda_bench.h"
 #include "kernels/cuda/decode_tiling.h"
 
 namespace {
 
+using gdn::bench::FillUniform;
+using gdn::bench::ForEach;
+using gdn::bench::GraphTimer;
+using gdn::bench::Must;
+
 constexpr int64_t kDim = 128;
 constexpr int64_t kWidth = 4;
 constexpr int kTileBytes = 65536;
-
-void Must(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "decode_bench: %s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
-void Must(gdn_status status) {
-  if (status == GDN_OK) return;
-  std::fprintf(stderr, "decode_bench: %s: %s\n", gdn_status_string(status), gdn_last_error());
-  std::exit(1);
-}
-
-// Uniform in [low, high), from a hash of the position.
-__device__ float Uniform(uint64_t i, float low, float high) {
-  uint64_t h = (i + 0x9e3779b97f4a7c15ull) * 0xbf58476d1ce4e5b9ull;
-  h = (h ^ (h >> 27)) * 0x94d049bb133111ebull;
-  return low + (high - low) * static_cast<float>(h >> 40) * 0x1p-24f;
-}
-
-__global__ void FillF32(float* data, int64_t count, float low, float high) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    data[i] = Uniform(static_cast<uint64_t>(i), low, high);
-  }
-}
-__global__ void FillBf16(uint16_t* data, int64_t count, float low, float high) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    data[i] =
-        static_cast<uint16_t>(__float_as_uint(Uniform(static_cast<uint64_t>(i), low, high)) >> 16);
-  }
-}
 
 // The read-modify-write ceilings. Each warp takes neighbouring bytes, with all loads in flight, and
 // writes them back changed once its block has read its own. Blocks follow the slots of an index, as
@@ -127,9 +101,6 @@ struct Options {
 class Bench {
  public:
   explicit Bench(const Options& options) : options_(options) {
-    Must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
-    Must(cudaEventCreate(&begin_), "event");
-    Must(cudaEventCreate(&end_), "event");
     cudaDeviceProp properties;
     Must(cudaGetDeviceProperties(&properties, 0), "device");
     l2_bytes_ = properties.l2CacheSize;
@@ -153,26 +124,7 @@ class Bench {
  private:
   // Median microseconds of one of `launches` launches in a graph.
   double Time(int launches, const std::function<void(int)>& launch) {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    Must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-    for (int i = 0; i < launches; ++i) launch(i);
-    Must(cudaStreamEndCapture(stream_, &graph), "capture");
-    Must(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
-    std::vector<float> times;
-    for (int i = 0; i < options_.replays + 3; ++i) {
-      Must(cudaEventRecord(begin_, stream_), "record");
-      Must(cudaGraphLaunch(executable, stream_), "launch");
-      Must(cudaEventRecord(end_, stream_), "record");
-      Must(cudaEventSynchronize(end_), "replay");
-      float ms = 0.0f;
-      Must(cudaEventElapsedTime(&ms, begin_, end_), "elapsed");
-      if (i >= 3) times.push_back(ms);
-    }
-    Must(cudaGraphExecDestroy(executable), "destroy");
-    Must(cudaGraphDestroy(graph), "destroy");
-    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-    return 1e3 * times[times.size() / 2] / launches;
+    return timer_.MicrosecondsEach(options_.replays, launches, launch);
   }
 
   // How many layers of the given footprint exceed four times the L2, and launches per graph.
@@ -218,7 +170,8 @@ class Bench {
     constexpr int64_t kBytes = int64_t{1} << 30;
     char* data = nullptr;
     Must(cudaMalloc(&data, 2 * kBytes), "ceilings");
-    FillF32<<<2048, 256, 0, stream_>>>(reinterpret_cast<float*>(data), 2 * kBytes / 4, -1.0f, 1.0f);
+    FillUniform<<<2048, 256, 0, stream_>>>(reinterpret_cast<float*>(data), 2 * kBytes / 4, -1.0f,
+                                           1.0f);
     float4* const vectors = reinterpret_cast<float4*>(data);
     const double copy =
         std::min({TimeCopy<256, 1>(vectors, kBytes), TimeCopy<256, 4>(vectors, kBytes),
@@ -240,8 +193,8 @@ class Bench {
       float4* own = nullptr;
       if (layers * bytes > 2 * kBytes) {
         Must(cudaMalloc(&own, layers * bytes), "ceilings");
-        FillF32<<<2048, 256, 0, stream_>>>(reinterpret_cast<float*>(own), layers * bytes / 4, -1.0f,
-                                           1.0f);
+        FillUniform<<<2048, 256, 0, stream_>>>(reinterpret_cast<float*>(own), layers * bytes / 4,
+                                               -1.0f, 1.0f);
         states = own;
       }
       std::printf(" %lld: %.2f", static_cast<long long>(batch),
@@ -281,15 +234,15 @@ class Bench {
     Must(cudaMalloc(&weight, layers * weight_stride * 4), "weights");
     Must(cudaMalloc(&index, batch * 8), "index");
     if (state_dtype == GDN_F32) {
-      FillF32<<<2048, 256, 0, stream_>>>(reinterpret_cast<float*>(state), layers * state_size,
-                                         -0.1f, 0.1f);
+      FillUniform<<<2048, 256, 0, stream_>>>(reinterpret_cast<float*>(state), layers * state_size,
+                                             -0.1f, 0.1f);
     } else {
-      FillBf16<<<2048, 256, 0, stream_>>>(reinterpret_cast<uint16_t*>(state), layers * state_size,
-                                          -0.1f, 0.1f);
+      FillUniform<<<2048, 256, 0, stream_>>>(reinterpret_cast<uint16_t*>(state),
+                                             layers * state_size, -0.1f, 0.1f);
     }
-    FillBf16<<<2048, 256, 0, stream_>>>(conv, layers * conv_size, -1.0f, 1.0f);
-    FillBf16<<<2048, 256, 0, stream_>>>(x, layers * lines * line, -1.0f, 1.0f);
-    FillF32<<<256, 256, 0, stream_>>>(weight, layers * weight_stride, -0.5f, 0.5f);
+    FillUniform<<<2048, 256, 0, stream_>>>(conv, layers * conv_size, -1.0f, 1.0f);
+    FillUniform<<<2048, 256, 0, stream_>>>(x, layers * lines * line, -1.0f, 1.0f);
+    FillUniform<<<256, 256, 0, stream_>>>(weight, layers * weight_stride, -0.5f, 0.5f);
     std::vector<int64_t> slots(batch);
     std::iota(slots.begin(), slots.end(), 0);
     if (!options_.in_order) Shuffle(slots);
@@ -380,24 +333,13 @@ class Bench {
   }
 
   const Options options_;
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t begin_ = nullptr;
-  cudaEvent_t end_ = nullptr;
+  const GraphTimer timer_;
+  cudaStream_t const stream_ = timer_.stream();
   int64_t l2_bytes_ = 0;
   double copy_ = 0.0;
   double rmw_ = 0.0;
   std::FILE* json_ = nullptr;
 };
-
-// Calls `item` with each element of a comma-separated list.
-void ForEach(const char* list, const std::function<void(const std::string&)>& item) {
-  std::string text = list;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    item(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-}
 
 Options Parse(int argc, char** argv) {
   Options options;

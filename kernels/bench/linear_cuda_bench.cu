@@ -20,43 +20,18 @@
 #include <vector>
 
 #include "gdn/kernels/linear.h"
+#include "kernels/bench/cuda_bench.h"
 
 namespace {
 
-void Must(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "linear_cuda_bench: %s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
-void Must(gdn_status status) {
-  if (status == GDN_OK) return;
-  std::fprintf(stderr, "linear_cuda_bench: %s: %s\n", gdn_status_string(status), gdn_last_error());
-  std::exit(1);
-}
+using gdn::bench::FillUniform;
+using gdn::bench::ForEach;
+using gdn::bench::GraphTimer;
+using gdn::bench::Must;
+
 void Must(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  std::fprintf(stderr, "linear_cuda_bench: %s: %s\n", what, cublasLtGetStatusString(status));
-  std::exit(1);
-}
-
-// Uniform in [-scale, scale), from a hash of the position.
-__device__ float Uniform(uint64_t i, float scale) {
-  uint64_t h = (i + 0x9e3779b97f4a7c15ull) * 0xbf58476d1ce4e5b9ull;
-  h = (h ^ (h >> 27)) * 0x94d049bb133111ebull;
-  return scale * (static_cast<float>(h >> 40) * 0x1p-23f - 1.0f);
-}
-__global__ void FillF32(float* data, int64_t count, float scale) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    data[i] = Uniform(static_cast<uint64_t>(i), scale);
-  }
-}
-__global__ void FillBf16(uint16_t* data, int64_t count, float scale) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    data[i] =
-        static_cast<uint16_t>(__float_as_uint(Uniform(static_cast<uint64_t>(i), scale)) >> 16);
-  }
+  gdn::bench::Die(what, cublasLtGetStatusString(status));
 }
 
 // The read ceiling: a block takes its share with all loads of a round in flight.
@@ -103,20 +78,17 @@ struct Options {
 class Bench {
  public:
   explicit Bench(const Options& options) : options_(options) {
-    Must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
-    Must(cudaEventCreate(&begin_), "event");
-    Must(cudaEventCreate(&end_), "event");
     Must(cublasLtCreate(&lt_), "cublasLtCreate");
     Must(cudaMalloc(&weights_, kPoolBytes), "weights");
-    FillBf16<<<2048, 256, 0, stream_>>>(weights_, kPoolBytes / 2, 0.05f);
+    FillUniform<<<2048, 256, 0, stream_>>>(weights_, kPoolBytes / 2, -0.05f, 0.05f);
     Must(cudaMalloc(&norm_weight_, kMaxK * 4), "norm weight");
-    FillF32<<<8, 256, 0, stream_>>>(norm_weight_, kMaxK, 1.0f);
+    FillUniform<<<8, 256, 0, stream_>>>(norm_weight_, kMaxK, -1.0f, 1.0f);
     Must(cudaMalloc(&workspace_, kWorkspaceBytes), "workspace");
     const int64_t max_rows = *std::max_element(options.rows.begin(), options.rows.end());
     Must(cudaMalloc(&x32_, max_rows * kMaxK * 4), "x");
-    FillF32<<<256, 256, 0, stream_>>>(x32_, max_rows * kMaxK, 1.0f);
+    FillUniform<<<256, 256, 0, stream_>>>(x32_, max_rows * kMaxK, -1.0f, 1.0f);
     Must(cudaMalloc(&x16_, max_rows * 8224 * 2), "x");
-    FillBf16<<<256, 256, 0, stream_>>>(x16_, max_rows * 8224, 1.0f);
+    FillUniform<<<256, 256, 0, stream_>>>(x16_, max_rows * 8224, -1.0f, 1.0f);
     Must(cudaMalloc(&y_, max_rows * 248320 * 4), "y");
     Must(cudaMemsetAsync(y_, 0, max_rows * 248320 * 4, stream_), "y");
     Must(cudaStreamSynchronize(stream_), "fill");
@@ -149,26 +121,7 @@ class Bench {
 
   // Median microseconds of a replay of what `enqueue` puts into a graph.
   double Time(const std::function<void()>& enqueue, int replays) {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    Must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-    enqueue();
-    Must(cudaStreamEndCapture(stream_, &graph), "capture");
-    Must(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
-    std::vector<float> times;
-    for (int i = 0; i < replays + 2; ++i) {
-      Must(cudaEventRecord(begin_, stream_), "record");
-      Must(cudaGraphLaunch(executable, stream_), "launch");
-      Must(cudaEventRecord(end_, stream_), "record");
-      Must(cudaEventSynchronize(end_), "replay");
-      float ms = 0.0f;
-      Must(cudaEventElapsedTime(&ms, begin_, end_), "elapsed");
-      if (i >= 2) times.push_back(ms);
-    }
-    Must(cudaGraphExecDestroy(executable), "destroy");
-    Must(cudaGraphDestroy(graph), "destroy");
-    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-    return 1e3 * times[times.size() / 2];
+    return timer_.Microseconds(replays, enqueue);
   }
 
   template <int kThreads, int kVectors>
@@ -347,9 +300,8 @@ class Bench {
   }
 
   const Options options_;
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t begin_ = nullptr;
-  cudaEvent_t end_ = nullptr;
+  const GraphTimer timer_;
+  cudaStream_t const stream_ = timer_.stream();
   cublasLtHandle_t lt_ = nullptr;
   uint16_t* weights_ = nullptr;
   float* norm_weight_ = nullptr;
@@ -359,15 +311,6 @@ class Bench {
   void* workspace_ = nullptr;
   double read_ = 0.0;
 };
-
-// Calls `item` with each element of a comma-separated list.
-void ForEach(const std::string& list, const std::function<void(const std::string&)>& item) {
-  for (size_t begin = 0; begin <= list.size();) {
-    const size_t end = std::min(list.find(',', begin), list.size());
-    item(list.substr(begin, end - begin));
-    begin = end + 1;
-  }
-}
 
 Options Parse(int argc, char** argv) {
   Options options;

@@ -23,9 +23,15 @@
 #include "gdn/kernels/fused_prefill.h"
 #include "gdn/kernels/gated_rms_norm.h"
 #include "gdn/kernels/gates.h"
+#include "kernels/bench/cuda_bench.h"
 #include "kernels/cuda/fused_prefill.h"
 
 namespace {
+
+using gdn::bench::FillUniform;
+using gdn::bench::ForEach;
+using gdn::bench::GraphTimer;
+using gdn::bench::Must;
 
 constexpr int64_t kDim = 128;
 constexpr int64_t kWidth = 4;
@@ -34,36 +40,6 @@ constexpr int64_t kChunk = 64;
 constexpr double kFlopsPerChunk =
     2.0 * kChunk * (3 * kDim * kDim + 2 * kChunk * kDim + 2 * kChunk * kDim);
 
-void Must(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "prefill_bench: %s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
-void Must(gdn_status status) {
-  if (status == GDN_OK) return;
-  std::fprintf(stderr, "prefill_bench: %s: %s\n", gdn_status_string(status), gdn_last_error());
-  std::exit(1);
-}
-
-// Uniform in [low, high), from a hash of the position.
-__device__ float Uniform(uint64_t i, float low, float high) {
-  uint64_t h = (i + 0x9e3779b97f4a7c15ull) * 0xbf58476d1ce4e5b9ull;
-  h = (h ^ (h >> 27)) * 0x94d049bb133111ebull;
-  return low + (high - low) * static_cast<float>(h >> 40) * 0x1p-24f;
-}
-template <typename T>
-__global__ void Fill(T* data, int64_t count, float low, float high) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    const float x = Uniform(static_cast<uint64_t>(i), low, high);
-    if constexpr (sizeof(T) == 2) {
-      data[i] = static_cast<T>(__float_as_uint(x) >> 16);
-    } else {
-      data[i] = x;
-    }
-  }
-}
-
 template <typename T>
 class Buffer {
  public:
@@ -71,7 +47,7 @@ class Buffer {
     Must(cudaMalloc(&data_, static_cast<size_t>(count) * sizeof(T)), "allocation");
   }
   Buffer(int64_t count, float low, float high) : Buffer(count) {
-    Fill<<<4096, 256>>>(data_, count_, low, high);
+    FillUniform<<<4096, 256>>>(data_, count_, low, high);
     Must(cudaGetLastError(), "fill");
   }
   explicit Buffer(const std::vector<T>& values) : Buffer(static_cast<int64_t>(values.size())) {
@@ -103,9 +79,6 @@ struct Options {
 class Bench {
  public:
   explicit Bench(const Options& options) : options_(options) {
-    Must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
-    Must(cudaEventCreate(&begin_), "event");
-    Must(cudaEventCreate(&end_), "event");
     cudaDeviceProp properties;
     Must(cudaGetDeviceProperties(&properties, 0), "device");
     l2_bytes_ = properties.l2CacheSize;
@@ -129,26 +102,7 @@ class Bench {
  private:
   // Median milliseconds of one of `launches` launches in a graph.
   double Time(int launches, const std::function<void(int)>& launch) {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    Must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-    for (int i = 0; i < launches; ++i) launch(i);
-    Must(cudaStreamEndCapture(stream_, &graph), "capture");
-    Must(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
-    std::vector<float> times;
-    for (int i = 0; i < options_.replays + 2; ++i) {
-      Must(cudaEventRecord(begin_, stream_), "record");
-      Must(cudaGraphLaunch(executable, stream_), "launch");
-      Must(cudaEventRecord(end_, stream_), "record");
-      Must(cudaEventSynchronize(end_), "replay");
-      float ms = 0.0f;
-      Must(cudaEventElapsedTime(&ms, begin_, end_), "elapsed");
-      if (i >= 2) times.push_back(ms);
-    }
-    Must(cudaGraphExecDestroy(executable), "destroy");
-    Must(cudaGraphDestroy(graph), "destroy");
-    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-    return times[times.size() / 2] / launches;
+    return 1e-3 * timer_.MicrosecondsEach(options_.replays, launches, launch);
   }
 
   void Layer(int64_t key_heads, int64_t value_heads, const Case& c) {
@@ -349,9 +303,8 @@ class Bench {
   }
 
   const Options options_;
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t begin_ = nullptr;
-  cudaEvent_t end_ = nullptr;
+  const GraphTimer timer_;
+  cudaStream_t const stream_ = timer_.stream();
   int64_t l2_bytes_ = 0;
   double peak_ = 0.0;
 };
@@ -359,13 +312,9 @@ class Bench {
 // Calls `item` with each pair of a comma-separated list.
 std::vector<std::pair<int64_t, int64_t>> Pairs(const char* list, char separator) {
   std::vector<std::pair<int64_t, int64_t>> pairs;
-  const std::string text = list;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const std::string item = text.substr(begin, end - begin);
+  ForEach(list, [&](const std::string& item) {
     pairs.emplace_back(std::stoll(item), std::stoll(item.substr(item.find(separator) + 1)));
-    begin = end + 1;
-  }
+  });
   return pairs;
 }
 

@@ -18,19 +18,12 @@
 #include <vector>
 
 #include "gdn/kernels/sampling.h"
+#include "kernels/bench/cuda_bench.h"
 
 namespace {
 
-void Must(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "sampling_bench: %s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
-void Must(gdn_status status) {
-  if (status == GDN_OK) return;
-  std::fprintf(stderr, "sampling_bench: %s: %s\n", gdn_status_string(status), gdn_last_error());
-  std::exit(1);
-}
+using gdn::bench::GraphTimer;
+using gdn::bench::Must;
 
 // About normal, from a hash of the position.
 __global__ void FillNormal(float* data, int64_t count, float scale) {
@@ -78,9 +71,6 @@ class Bench {
  public:
   Bench(std::vector<int64_t> batches, int64_t vocab, int replays, const std::string& json)
       : batches_(std::move(batches)), vocab_(vocab), replays_(replays) {
-    Must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
-    Must(cudaEventCreate(&begin_), "event");
-    Must(cudaEventCreate(&end_), "event");
     cudaDeviceProp properties;
     Must(cudaGetDeviceProperties(&properties, 0), "device");
     l2_bytes_ = properties.l2CacheSize;
@@ -102,26 +92,7 @@ class Bench {
 
  private:
   double Time(int calls, const std::function<void(int)>& call) {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    Must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
-    for (int i = 0; i < calls; ++i) call(i);
-    Must(cudaStreamEndCapture(stream_, &graph), "capture");
-    Must(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
-    std::vector<float> times;
-    for (int i = 0; i < replays_ + 2; ++i) {
-      Must(cudaEventRecord(begin_, stream_), "record");
-      Must(cudaGraphLaunch(executable, stream_), "launch");
-      Must(cudaEventRecord(end_, stream_), "record");
-      Must(cudaEventSynchronize(end_), "replay");
-      float ms = 0.0f;
-      Must(cudaEventElapsedTime(&ms, begin_, end_), "elapsed");
-      if (i >= 2) times.push_back(ms);
-    }
-    Must(cudaGraphExecDestroy(executable), "destroy");
-    Must(cudaGraphDestroy(graph), "destroy");
-    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-    return 1e3 * times[times.size() / 2] / calls;
+    return timer_.MicrosecondsEach(replays_, calls, call);
   }
 
   void MeasureCopy() {
@@ -209,9 +180,8 @@ class Bench {
   const std::vector<int64_t> batches_;
   const int64_t vocab_;
   const int replays_;
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t begin_ = nullptr;
-  cudaEvent_t end_ = nullptr;
+  const GraphTimer timer_;
+  cudaStream_t const stream_ = timer_.stream();
   int64_t l2_bytes_ = 0;
   double copy_ = 0.0;
   std::FILE* json_ = nullptr;

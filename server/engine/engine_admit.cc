@@ -195,6 +195,7 @@ absl::Status EngineImpl::AdmitGenerate(const std::shared_ptr<Call>& call,
   }
   call->stream->position = sequence.session->position;
   Activate(call);
+  outbox->Add(Outbox::Event::kStreamStarted);
   return absl::OkStatus();
 }
 

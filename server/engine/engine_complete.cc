@@ -219,9 +219,12 @@ void EngineImpl::AfterStep(Call* call) {
     absl::Status status;
     if (call->stream != nullptr) {
       status = call->sequences[0].result.status;
+      StreamEnd end = StreamEnd::kFailed;
       if (status.ok()) {
-        outbox_.AddEnum(Outbox::Event::kFinished, call->stream->finish_reason);
+        const bool stop = call->stream->finish_reason == FinishReason::kStop;
+        end = stop ? StreamEnd::kStop : StreamEnd::kLength;
       }
+      outbox_.AddEnum(Outbox::Event::kStreamEnded, end);
     }
     EndCall(call, std::move(status), &outbox_);
   } else if (call->ending.has_value() && call->steps_in_flight == 0) {

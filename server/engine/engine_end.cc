@@ -1,4 +1,5 @@
 // How calls end and what becomes of their sessions.
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -68,6 +69,8 @@ void EngineImpl::EndCall(Call* call, absl::Status status, Outbox* outbox) {
   call->status = std::move(status);
   call->timings.total_ns = clock_->NowNs() - call->admitted_ns;
   call->done = true;
+  outbox->Add(Outbox::Event::kCallEnded, call->timings.total_ns,
+              call->started ? std::optional(call->timings.compute_ns) : std::nullopt);
   const auto it = active_.find(call);
   outbox->Ready(std::move(it->second));
   active_.erase(it);
@@ -87,6 +90,7 @@ void EngineImpl::EndEarly(Call* call, absl::Status status, Outbox* outbox) {
   }
   std::erase(nothing_to_run_, call);
   outbox->AddEnum(Outbox::Event::kCancelled, PhaseOf(*call));
+  if (call->stream != nullptr) outbox->AddEnum(Outbox::Event::kStreamEnded, StreamEnd::kCancelled);
   EndCall(call, std::move(status), outbox);
 }
 

@@ -161,6 +161,9 @@ TEST_P(EngineLifecycleTest, EveryStreamIsCountedOnce) {
   }
   const auto record = observer_.record();
   EXPECT_EQ(record.finished() + record.cancelled() + record.non_finite, started);
+  EXPECT_EQ(record.streams_started, started);
+  EXPECT_EQ(record.streams_ended(), started);
+  EXPECT_EQ(static_cast<int64_t>(record.total_times.size()), started);
   EXPECT_LE(record.first_tokens.size(), static_cast<size_t>(started));
   EXPECT_GE(static_cast<int64_t>(record.first_tokens.size()), record.finished());
 }

@@ -283,6 +283,9 @@ TEST_P(EngineStressTest, EveryAnswerIsRightAndNothingLeaks) {
   EXPECT_GT(record.finished(), 0);
   EXPECT_GT(record.cancelled(), 0);
   EXPECT_GE(record.finished() + record.cancelled(), started_);
+  EXPECT_EQ(record.streams_ended(), record.streams_started);
+  EXPECT_GE(record.total_times.size(), static_cast<size_t>(record.streams_started));
+  EXPECT_LE(record.compute_times.size(), record.total_times.size());
 }
 
 // Cancel, destroy, finish, expire and delete fall on the same session at once: one release.

@@ -6,6 +6,7 @@
 #define SERVER_ENGINE_OBSERVER_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "server/pipeline/pipeline.h"
 
@@ -15,6 +16,8 @@ enum class EvictionReason { kTtl };
 enum class RejectionReason { kQueueFull, kNoSlot, kDraining };
 enum class CancelPhase { kQueued, kPrefill, kDecode };
 enum class FinishReason { kStop, kLength };
+// What became of an admitted Generate call. The first two are those of FinishReason.
+enum class StreamEnd { kStop, kLength, kCancelled, kFailed };
 
 struct StepStats {
   pipeline::Phase phase = pipeline::Phase::kDecode;
@@ -46,7 +49,11 @@ class Observer {
   virtual void OnQueueTime(int64_t /*ns*/) {}
   virtual void OnFirstToken(int64_t /*ns*/) {}  // Of a Generate call, from admission.
   virtual void OnInterToken(int64_t /*ns*/) {}  // Between tokens of one Generate call.
-  virtual void OnFinished(FinishReason) {}
+  virtual void OnStreamStarted() {}             // A Generate call was admitted. Any thread.
+  virtual void OnStreamEnded(StreamEnd) {}      // Once for each that was. Any thread.
+  // Once for each admitted call as it ends, what its last reply says. `compute_ns` is absent if no
+  // step has worked for it. Any thread.
+  virtual void OnCallEnded(int64_t /*total_ns*/, std::optional<int64_t> /*compute_ns*/) {}
   // A call ended before its end: by its caller, its deadline, or the stop of the engine. Any
   // thread.
   virtual void OnCancelled(CancelPhase) {}

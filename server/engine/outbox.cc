@@ -14,8 +14,14 @@ void Outbox::Send(Observer* observer) {
       case Event::kInterToken:
         observer->OnInterToken(entry.value);
         break;
-      case Event::kFinished:
-        observer->OnFinished(static_cast<FinishReason>(entry.value));
+      case Event::kStreamStarted:
+        observer->OnStreamStarted();
+        break;
+      case Event::kStreamEnded:
+        observer->OnStreamEnded(static_cast<StreamEnd>(entry.value));
+        break;
+      case Event::kCallEnded:
+        observer->OnCallEnded(entry.value, entry.second);
         break;
       case Event::kCancelled:
         observer->OnCancelled(static_cast<CancelPhase>(entry.value));

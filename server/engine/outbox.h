@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,7 +20,9 @@ class Outbox {
     kQueueTime,
     kFirstToken,
     kInterToken,
-    kFinished,
+    kStreamStarted,
+    kStreamEnded,
+    kCallEnded,
     kCancelled,
     kRejected,
     kEvicted,
@@ -28,7 +31,10 @@ class Outbox {
     kStreamBlocked,
   };
 
-  void Add(Event event, int64_t value = 0) { events_.push_back({event, value}); }
+  // `second` is of kCallEnded alone.
+  void Add(Event event, int64_t value = 0, std::optional<int64_t> second = std::nullopt) {
+    events_.push_back({event, value, second});
+  }
   template <typename Enum>
   void AddEnum(Event event, Enum value) {
     Add(event, static_cast<int64_t>(value));
@@ -43,6 +49,7 @@ class Outbox {
   struct Entry {
     Event event;
     int64_t value;
+    std::optional<int64_t> second;
   };
   std::vector<Entry> events_;
   std::vector<std::shared_ptr<Waiter>> ready_;

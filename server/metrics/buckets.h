@@ -6,12 +6,16 @@
 
 namespace gdn::metrics {
 
-// Kernels: 1 us .. 100 ms.
-inline const std::vector<double> kKernelSeconds = {
-    0.000001, 0.000002, 0.000005, 0.00001, 0.00002, 0.00005, 0.0001, 0.0002,
-    0.0005,   0.001,    0.002,    0.005,   0.01,    0.02,    0.05,   0.1};
+// Kernels: 1 us .. 50 ms. There are some forty of these histograms, so each bound counts.
+inline const std::vector<double> kKernelSeconds = {0.000001, 0.000002, 0.000005, 0.00001,
+                                                   0.00002,  0.00005,  0.0001,   0.0002,
+                                                   0.0005,   0.001,    0.005,    0.05};
 
-// Steps, queues, calls: 5 us .. 50 s.
+// Calls over the wire, streams among them: 500 us .. 100 s.
+inline const std::vector<double> kRequestSeconds = {0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05,
+                                                    0.1,    0.5,   1,     5,     20,   100};
+
+// Steps, queues, calls in the engine: 5 us .. 50 s.
 inline const std::vector<double> kDurationSeconds = {
     0.000005, 0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01,
     0.02,     0.05,    0.1,     0.2,     0.5,    1,      2,      5,     10,    20,    50};

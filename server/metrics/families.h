@@ -29,7 +29,10 @@ inline constexpr std::array<std::string_view, 3> kRejectionNames = {"queue_full"
                                                                     "draining"};
 inline constexpr std::array<std::string_view, 3> kCancelPhaseNames = {"queued", "prefill",
                                                                       "decode"};
-inline constexpr std::array<std::string_view, 2> kFinishNames = {"stop", "length"};
+inline constexpr std::array<std::string_view, 4> kStreamEndNames = {"stop", "length", "cancelled",
+                                                                    "failed"};
+inline constexpr std::array<std::string_view, 2> kReplayNames = {"hit", "miss"};
+inline constexpr std::array<std::string_view, 3> kMemoryNames = {"weights", "states", "workspace"};
 
 template <typename Metric, size_t n>
 using Children = std::array<Metric*, n>;
@@ -39,12 +42,14 @@ struct Families {
 
   prometheus::Registry registry;
 
+  Children<prometheus::Counter, rpc::kRpcNames.size()> started;
   std::array<Children<prometheus::Counter, rpc::kCodeNames.size()>, rpc::kRpcNames.size()> requests;
   Children<prometheus::Histogram, rpc::kRpcNames.size()> request_duration;
 
   prometheus::Histogram* first_token;
   prometheus::Histogram* inter_token;
-  Children<prometheus::Counter, kFinishNames.size()> finished;
+  prometheus::Counter* streams_started;
+  Children<prometheus::Counter, kStreamEndNames.size()> streams_finished;
   prometheus::Gauge* running_streams;
   prometheus::Gauge* blocked_streams;
   prometheus::Counter* stream_blocked;
@@ -52,6 +57,8 @@ struct Families {
   prometheus::Gauge* queue_depth;
   prometheus::Gauge* queue_tokens;
   prometheus::Histogram* queue_duration;
+  prometheus::Histogram* compute_duration;
+  prometheus::Histogram* call_duration;
   Children<prometheus::Counter, kRejectionNames.size()> rejections;
   Children<prometheus::Counter, kCancelPhaseNames.size()> cancellations;
 
@@ -62,10 +69,20 @@ struct Families {
   prometheus::Gauge* sessions;
   Children<prometheus::Gauge, kSlotStateNames.size()> slots;
   prometheus::Gauge* state_bytes;
+  prometheus::Counter* checksum_failures;
   Children<prometheus::Counter, kEvictionNames.size()> evictions;
   prometheus::Counter* nonfinite;
   prometheus::Counter* step_failed_sessions;
 
+  Children<prometheus::Counter, kPhaseNames.size()> gpu_busy;
+  Children<prometheus::Counter, kReplayNames.size()> graph_replays;
+  prometheus::Counter* padding_rows;
+  prometheus::Counter* decode_state_bytes;
+  Children<prometheus::Gauge, kMemoryNames.size()> memory;
+
+  prometheus::Gauge* ready;
+  prometheus::Gauge* drain_seconds;
+  prometheus::Gauge* drain_timeout;
   prometheus::Family<prometheus::Gauge>* model_info;
   prometheus::Family<prometheus::Histogram>* kernel_duration;
 };

@@ -5,6 +5,8 @@
 #include <prometheus/text_serializer.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <exception>
 #include <mutex>
 #include <utility>
@@ -25,6 +27,10 @@ void ObserveNs(prometheus::Histogram* histogram, int64_t ns) {
   histogram->Observe(Seconds(std::max<int64_t>(ns, 0)));
 }
 
+int64_t NowNs() {
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 size_t Index(auto value) { return static_cast<size_t>(value); }
 
 }  // namespace
@@ -37,6 +43,8 @@ struct Metrics::Impl final : prometheus::Collectable {
       std::lock_guard lock(levels_mutex);
       if (levels_source) SetLevels(levels_source());
     }
+    const int64_t drain_start_ns = drain_start.load(std::memory_order_relaxed);
+    if (drain_start_ns != 0) families.drain_seconds->Set(Seconds(NowNs() - drain_start_ns));
     std::vector<prometheus::MetricFamily> all = families.registry.Collect();
     for (prometheus::MetricFamily& family : CollectProcess()) all.push_back(std::move(family));
     return all;
@@ -62,6 +70,8 @@ struct Metrics::Impl final : prometheus::Collectable {
   // The ops and, for each, its children by phase.
   std::vector<std::string_view> ops;
   std::vector<Children<prometheus::Histogram, kPhaseNames.size()>> kernels;
+
+  std::atomic<int64_t> drain_start = 0;  // Monotonic; 0: not begun.
 
   mutable std::mutex levels_mutex;
   std::function<engine::Levels()> levels_source;
@@ -105,6 +115,10 @@ void Metrics::SetModel(const ModelLabels& labels, std::span<const std::string_vi
              {"state_type", labels.state_type}})
       .Set(1);
   impl_->state_bytes_per_slot = labels.state_bytes_per_slot;
+  const int64_t memory[] = {labels.weight_bytes, labels.pool_bytes, labels.workspace_bytes};
+  for (size_t i = 0; i < kMemoryNames.size(); ++i) {
+    impl_->families.memory[i]->Set(static_cast<double>(memory[i]));
+  }
   for (const std::string_view op : ops) {
     auto& children = impl_->kernels.emplace_back();
     for (size_t i = 0; i < kPhaseNames.size(); ++i) {
@@ -118,6 +132,17 @@ void Metrics::SetModel(const ModelLabels& labels, std::span<const std::string_vi
 void Metrics::SetLevelsSource(std::function<engine::Levels()> source) {
   std::lock_guard lock(impl_->levels_mutex);
   impl_->levels_source = std::move(source);
+}
+
+void Metrics::SetDrainTimeout(int64_t seconds) {
+  impl_->families.drain_timeout->Set(static_cast<double>(seconds));
+}
+
+void Metrics::SetReady() { impl_->families.ready->Set(1); }
+
+void Metrics::BeginDrain() {
+  impl_->families.ready->Set(0);
+  impl_->drain_start.store(NowNs(), std::memory_order_relaxed);
 }
 
 std::string Metrics::Text() const {
@@ -142,8 +167,13 @@ void Metrics::OnFirstToken(int64_t ns) { ObserveNs(impl_->families.first_token, 
 // 40 ns a token; a server of 100,000 tokens/s spends 0.4 % of one core here.
 void Metrics::OnInterToken(int64_t ns) { ObserveNs(impl_->families.inter_token, ns); }
 
-void Metrics::OnFinished(engine::FinishReason reason) {
-  impl_->families.finished[Index(reason)]->Increment();
+void Metrics::OnStreamStarted() { impl_->families.streams_started->Increment(); }
+void Metrics::OnStreamEnded(engine::StreamEnd end) {
+  impl_->families.streams_finished[Index(end)]->Increment();
+}
+void Metrics::OnCallEnded(int64_t total_ns, std::optional<int64_t> compute_ns) {
+  ObserveNs(impl_->families.call_duration, total_ns);
+  if (compute_ns) ObserveNs(impl_->families.compute_duration, *compute_ns);
 }
 void Metrics::OnCancelled(engine::CancelPhase phase) {
   impl_->families.cancellations[Index(phase)]->Increment();
@@ -169,6 +199,21 @@ void Metrics::OnKernel(std::string_view op, pipeline::Phase phase, int64_t durat
     }
   }
 }
+
+void Metrics::OnDecodeStateBytes(int64_t bytes) {
+  impl_->families.decode_state_bytes->Increment(static_cast<double>(bytes));
+}
+
+void Metrics::OnGpuBusy(pipeline::Phase phase, int64_t duration_ns) {
+  impl_->families.gpu_busy[Index(phase)]->Increment(Seconds(std::max<int64_t>(duration_ns, 0)));
+}
+
+void Metrics::OnGraphReplay(bool hit, int64_t padding_rows) {
+  impl_->families.graph_replays[hit ? 0 : 1]->Increment();
+  impl_->families.padding_rows->Increment(static_cast<double>(padding_rows));
+}
+
+void Metrics::OnCallStarted(rpc::Rpc rpc) { impl_->families.started[Index(rpc)]->Increment(); }
 
 void Metrics::OnCallDone(rpc::Rpc rpc, int code, int64_t duration_ns) {
   // What is not a status code of gRPC counts as UNKNOWN, as on the wire.

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,6 +31,10 @@ struct ModelLabels {
   std::string precision;
   std::string state_type;
   int64_t state_bytes_per_slot = 0;
+  // Held on the device for good.
+  int64_t weight_bytes = 0;
+  int64_t pool_bytes = 0;
+  int64_t workspace_bytes = 0;
 };
 
 class Metrics final : public engine::Observer,
@@ -52,6 +57,11 @@ class Metrics final : public engine::Observer,
   // when this returns, the source is not being asked any more.
   void SetLevelsSource(std::function<engine::Levels()> source);
 
+  void SetDrainTimeout(int64_t seconds);
+  // Health is SERVING from SetReady() until BeginDrain().
+  void SetReady();
+  void BeginDrain();
+
   // The page as it is scraped, without the exposer's own families.
   std::string Text() const;
 
@@ -60,7 +70,9 @@ class Metrics final : public engine::Observer,
   void OnQueueTime(int64_t ns) override;
   void OnFirstToken(int64_t ns) override;
   void OnInterToken(int64_t ns) override;
-  void OnFinished(engine::FinishReason reason) override;
+  void OnStreamStarted() override;
+  void OnStreamEnded(engine::StreamEnd end) override;
+  void OnCallEnded(int64_t total_ns, std::optional<int64_t> compute_ns) override;
   void OnCancelled(engine::CancelPhase phase) override;
   void OnRejected(engine::RejectionReason reason) override;
   void OnEvicted(engine::EvictionReason reason) override;
@@ -69,7 +81,11 @@ class Metrics final : public engine::Observer,
   void OnStreamBlocked(int64_t ns) override;
 
   void OnKernel(std::string_view op, pipeline::Phase phase, int64_t duration_ns) override;
+  void OnDecodeStateBytes(int64_t bytes) override;
+  void OnGpuBusy(pipeline::Phase phase, int64_t duration_ns) override;
+  void OnGraphReplay(bool hit, int64_t padding_rows) override;
 
+  void OnCallStarted(rpc::Rpc rpc) override;
   void OnCallDone(rpc::Rpc rpc, int code, int64_t duration_ns) override;
 
  private:

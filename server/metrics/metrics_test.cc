@@ -28,7 +28,10 @@ const ModelLabels kModel = {.name = "m",
                             .device = "cpu",
                             .precision = "bfloat16",
                             .state_type = "float32",
-                            .state_bytes_per_slot = 1000};
+                            .state_bytes_per_slot = 1000,
+                            .weight_bytes = 11,
+                            .pool_bytes = 12,
+                            .workspace_bytes = 13};
 
 // The series of a page: text before the value -> value.
 std::map<std::string, double> Parse(const std::string& page) {
@@ -102,10 +105,14 @@ class MetricsTest : public testing::Test {
 
 TEST_F(MetricsTest, EverythingIsThereAndZeroBeforeAnythingHappens) {
   const auto series = Parse(metrics_.Text());
-  const std::set<std::string> not_zero = {"gdn_build_info{version=\"1.2.3\"}"};
+  const std::map<std::string, double> not_zero = {
+      {"gdn_build_info{version=\"1.2.3\"}", 1},
+      {"gdn_device_memory_bytes{use=\"weights\"}", 11},
+      {"gdn_device_memory_bytes{use=\"states\"}", 12},
+      {"gdn_device_memory_bytes{use=\"workspace\"}", 13}};
   for (const auto& [name, value] : series) {
     if (name.starts_with("process_") || name.starts_with("gdn_model_info")) continue;
-    EXPECT_EQ(value, not_zero.contains(name) ? 1.0 : 0.0) << name;
+    EXPECT_EQ(value, not_zero.contains(name) ? not_zero.at(name) : 0.0) << name;
   }
   for (const std::string_view rpc : rpc::kRpcNames) {
     for (const std::string_view code : rpc::kCodeNames) {
@@ -122,7 +129,28 @@ TEST_F(MetricsTest, EverythingIsThereAndZeroBeforeAnythingHappens) {
                                   "\",phase=\"" + phase + "\"}"));
     }
   }
-  EXPECT_LT(series.size(), 2000u) << "a scrape should stay small";
+}
+
+// The CPU pipeline has 14 ops, the most; two more may come.
+TEST(MetricsSizeTest, AServerHasAtMost1500Series) {
+  Metrics metrics("1.2.3");
+  std::vector<std::string> names;
+  for (int i = 0; i < 16; ++i) names.push_back("op_" + std::to_string(i));
+  const std::vector<std::string_view> ops(names.begin(), names.end());
+  metrics.SetModel(kModel, ops);
+  EXPECT_LE(Parse(metrics.Text()).size(), 1500u);
+}
+
+TEST_F(MetricsTest, ReadinessAndDrain) {
+  metrics_.SetDrainTimeout(30);
+  EXPECT_EQ(Value("gdn_ready"), 0);
+  EXPECT_EQ(Value("gdn_drain_timeout_seconds"), 30);
+  metrics_.SetReady();
+  EXPECT_EQ(Value("gdn_ready"), 1);
+  EXPECT_EQ(Value("gdn_drain_seconds"), 0);
+  metrics_.BeginDrain();
+  EXPECT_EQ(Value("gdn_ready"), 0);
+  EXPECT_GT(Value("gdn_drain_seconds"), 0);
 }
 
 TEST_F(MetricsTest, StepsCountTokensRowsAndTime) {
@@ -153,7 +181,10 @@ TEST_F(MetricsTest, EachEventMovesItsOwnSeries) {
   metrics_.OnQueueTime(2'000'000'000);
   metrics_.OnFirstToken(3'000'000'000);
   metrics_.OnInterToken(4'000'000'000);
-  metrics_.OnFinished(engine::FinishReason::kLength);
+  metrics_.OnStreamStarted();
+  metrics_.OnStreamEnded(engine::StreamEnd::kFailed);
+  metrics_.OnCallEnded(7'000'000'000, std::nullopt);
+  metrics_.OnCallEnded(8'000'000'000, 500'000'000);
   metrics_.OnCancelled(engine::CancelPhase::kPrefill);
   metrics_.OnRejected(engine::RejectionReason::kNoSlot);
   metrics_.OnEvicted(engine::EvictionReason::kTtl);
@@ -163,6 +194,11 @@ TEST_F(MetricsTest, EachEventMovesItsOwnSeries) {
   metrics_.OnStreamBlocked(1'500'000'000);
   metrics_.OnKernel("delta_rule", pipeline::Phase::kDecode, 5'000'000'000);
   metrics_.OnKernel("not an op", pipeline::Phase::kDecode, 1);
+  metrics_.OnDecodeStateBytes(4096);
+  metrics_.OnGpuBusy(pipeline::Phase::kDecode, 2'000'000'000);
+  metrics_.OnGraphReplay(true, 3);
+  metrics_.OnGraphReplay(false, 0);
+  metrics_.OnCallStarted(rpc::Rpc::kStep);
   metrics_.OnCallDone(rpc::Rpc::kStep, 5, 6'000'000'000);
   metrics_.OnCallDone(rpc::Rpc::kStep, 99, 0);
   std::map<std::string, double> moved;
@@ -177,7 +213,18 @@ TEST_F(MetricsTest, EachEventMovesItsOwnSeries) {
       {"gdn_time_to_first_token_seconds_sum", 3},
       {"gdn_inter_token_latency_seconds_count", 1},
       {"gdn_inter_token_latency_seconds_sum", 4},
-      {"gdn_streams_finished_total{reason=\"length\"}", 1},
+      {"gdn_streams_started_total", 1},
+      {"gdn_streams_finished_total{reason=\"failed\"}", 1},
+      {"gdn_call_duration_seconds_count", 2},
+      {"gdn_call_duration_seconds_sum", 15},
+      {"gdn_compute_duration_seconds_count", 1},
+      {"gdn_compute_duration_seconds_sum", 0.5},
+      {"gdn_decode_state_bytes_total", 4096},
+      {"gdn_gpu_busy_seconds_total{phase=\"decode\"}", 2},
+      {"gdn_graph_replays_total{result=\"hit\"}", 1},
+      {"gdn_graph_replays_total{result=\"miss\"}", 1},
+      {"gdn_batch_padding_rows_total", 3},
+      {"gdn_requests_started_total{rpc=\"Step\"}", 1},
       {"gdn_cancellations_total{phase=\"prefill\"}", 1},
       {"gdn_rejections_total{reason=\"no_slot\"}", 1},
       {"gdn_session_evictions_total{reason=\"ttl\"}", 1},

@@ -27,6 +27,7 @@ class AlignedBuffer {
   T* data() { return data_.get(); }
   const T* data() const { return data_.get(); }
   int64_t capacity() const { return capacity_; }
+  int64_t bytes() const { return capacity_ * static_cast<int64_t>(sizeof(T)); }
 
  private:
   struct Free {

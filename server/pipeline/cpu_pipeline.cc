@@ -60,6 +60,7 @@ class CpuPipeline final : public Pipeline {
   void Reserve(int64_t tokens) {
     x_.Reserve(tokens * info_.hidden_size);
     stack_.Reserve(tokens);
+    info_.workspace_bytes = x_.bytes() + stack_.bytes();
   }
 
   // The work is done here; Wait only hands it out.
@@ -206,7 +207,7 @@ class CpuPipeline final : public Pipeline {
   const model::ModelSpec spec_;
   const PackedModel weights_;
   StatePool states_;
-  const PipelineInfo info_;
+  PipelineInfo info_;
   OpRunner ops_;
   LayerStack stack_;
   Sampler sampler_;
@@ -257,6 +258,7 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Build(model::Model model, const CpuOpt
   info.has_embedding = model.layers.has_embedding();
   info.has_head = model.layers.has_head(model.spec);
   info.eos_token_ids = model.spec.eos_token_ids;
+  info.weight_bytes = packed->matrix_bytes();
   auto pipeline =
       std::make_unique<CpuPipeline>(std::move(model.spec), *std::move(packed), *std::move(states),
                                     std::move(pool), std::move(info));

@@ -177,6 +177,8 @@ class OpCounter final : public KernelTimer {
     phases.insert(phase);
     EXPECT_GE(duration_ns, 0);
   }
+  void OnDecodeStateBytes(int64_t bytes) override { state_bytes += bytes; }
+  int64_t state_bytes = 0;
   std::set<std::string> names;
   std::set<Phase> phases;
 };
@@ -194,6 +196,16 @@ TEST(CpuPipeline, TimesEveryOpUnderItsName) {
   const auto names = pipeline->OpNames();
   EXPECT_EQ(counter.names, std::set<std::string>(names.begin(), names.end()));
   EXPECT_EQ(counter.phases, std::set<Phase>{Phase::kMixed});
+  // One row stepped: all of its recurrent state and none of the convolution's.
+  auto state = pipeline->ReadSlot(1);
+  ASSERT_TRUE(state.ok()) << state.status();
+  EXPECT_EQ(counter.state_bytes, 2 * static_cast<int64_t>(state->recurrent.size() * sizeof(float)));
+}
+
+TEST(CpuPipeline, SaysWhatItHolds) {
+  auto pipeline = Make();
+  EXPECT_GT(pipeline->info().weight_bytes, 0);
+  EXPECT_GT(pipeline->info().workspace_bytes, 0);
 }
 
 }  // namespace

@@ -188,10 +188,14 @@ absl::Status LayerStack::DeltaRule(int64_t layer, const SequenceGroup& group, bo
   args.o = mixed_.data() + first_token * mixed_stride_;
   args.o_dtype = GDN_F32;
   args.o_token_stride = mixed_stride_;
-  return step ? ops_->Run("delta_rule_step", gdn_delta_rule_step, args,
-                          gdn_delta_rule_step_workspace)
-              : ops_->Run("delta_rule_prefill", gdn_delta_rule_prefill, args,
-                          gdn_delta_rule_prefill_workspace);
+  if (!step) {
+    return ops_->Run("delta_rule_prefill", gdn_delta_rule_prefill, args,
+                     gdn_delta_rule_prefill_workspace);
+  }
+  if (ops_->timer() != nullptr) {
+    ops_->timer()->OnDecodeStateBytes(2 * group.size() * states_->recurrent_slot_bytes());
+  }
+  return ops_->Run("delta_rule_step", gdn_delta_rule_step, args, gdn_delta_rule_step_workspace);
 }
 
 absl::Status LayerStack::Norm(int64_t tokens, const float* x, const std::vector<float>& weight,

@@ -25,6 +25,11 @@ class LayerStack {
 
   // Sizes the activation buffers for `tokens` rows.
   void Reserve(int64_t tokens);
+  // Of those buffers.
+  int64_t bytes() const {
+    return normed_.bytes() + projection_.bytes() + conv_out_.bytes() + g_.bytes() + beta_.bytes() +
+           mixed_.bytes() + gate_up_.bytes();
+  }
 
   // Advances x, [plan.num_tokens, hidden] dense, through all layers in place, and the states of the
   // plan's slots with it.

@@ -33,6 +33,7 @@ class OpRunner {
   }
 
   void set_timer(KernelTimer* timer) { timer_ = timer; }
+  KernelTimer* timer() const { return timer_; }
   void set_phase(Phase phase) { phase_ = phase; }
 
   template <typename Args>

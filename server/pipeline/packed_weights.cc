@@ -35,7 +35,20 @@ absl::Status Pack(std::initializer_list<model::MatrixView> blocks, const PackOpt
   return KernelStatus(status, name);
 }
 
+int64_t Bytes(const PackedWeight& weight) {
+  return weight == nullptr ? 0 : static_cast<int64_t>(gdn_packed_weight_bytes(weight.get()));
+}
+
 }  // namespace
+
+int64_t PackedModel::matrix_bytes() const {
+  int64_t bytes = static_cast<int64_t>(embedding.size()) + Bytes(head);
+  for (const PackedLayer& layer : layers) {
+    bytes +=
+        Bytes(layer.in_proj) + Bytes(layer.out_proj) + Bytes(layer.gate_up) + Bytes(layer.down);
+  }
+  return bytes;
+}
 
 absl::StatusOr<PackedModel> PackWeights(model::Weights weights, const model::LayerRange& range,
                                         const PackOptions& options) {

@@ -39,6 +39,9 @@ struct PackedModel {
   std::vector<PackedLayer> layers;
   std::vector<float> final_norm;
   PackedWeight head;  // null if not held
+
+  // Of the matrices; the vectors are small.
+  int64_t matrix_bytes() const;
 };
 
 struct PackOptions {

@@ -29,6 +29,9 @@ struct PipelineInfo {
   std::vector<int32_t> eos_token_ids;
   // Batches that may be launched before the oldest of them is awaited.
   int32_t max_in_flight = 1;
+  // Held for good, beside num_slots * state_bytes_per_slot of states.
+  int64_t weight_bytes = 0;
+  int64_t workspace_bytes = 0;
 };
 
 // How to choose the token after a sequence's last position; see gdn/kernels/sampling.h.
@@ -81,12 +84,19 @@ struct SlotState {
 
 enum class Phase { kPrefill, kDecode, kMixed };
 
-// Called on the engine thread for each op of a batch, with its time on the device.
+// What a pipeline measures, told on the engine thread.
 class KernelTimer {
  public:
   virtual ~KernelTimer() = default;
-  // `op` is one of Pipeline::OpNames().
+  // An op of a batch whose ops are timed, and its time on the device. `op` is one of
+  // Pipeline::OpNames().
   virtual void OnKernel(std::string_view op, Phase phase, int64_t duration_ns) = 0;
+  // State bytes that a timed run of the decode kernel read and wrote.
+  virtual void OnDecodeStateBytes(int64_t /*bytes*/) {}
+  // A GPU: how long it worked for a batch, from its first operation to the end of its last.
+  virtual void OnGpuBusy(Phase /*phase*/, int64_t /*duration_ns*/) {}
+  // A GPU: a decode batch was launched, as a captured graph with this many padding rows, or not.
+  virtual void OnGraphReplay(bool /*hit*/, int64_t /*padding_rows*/) {}
 };
 
 class Pipeline {

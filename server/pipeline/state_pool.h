@@ -30,6 +30,7 @@ class StatePool {
   void* recurrent(int64_t layer) const;
   float* conv(int64_t layer) const;
   int64_t recurrent_slot_elements() const { return recurrent_elements_; }
+  int64_t recurrent_slot_bytes() const { return recurrent_elements_ * recurrent_element_bytes(); }
   int64_t conv_slot_elements() const { return conv_elements_; }
   gdn_dtype recurrent_type() const { return recurrent_type_; }
   int64_t num_slots() const { return num_slots_; }

@@ -51,6 +51,10 @@ Detached ServeBatch(
     FreeHiddenStates(request.mutable_sequences());
     status = batch.status();
     if (status.ok()) {
+      for (const engine::SequenceRequest& sequence : batch->sequences) {
+        call.record.AddInput(env.log, sequence.session_id, sequence.input,
+                             served->facts.hidden_size);
+      }
       auto submitted = served->engine->Submit(*std::move(batch), call.Options());
       status = submitted.status();
       if (status.ok()) handle = *std::move(submitted);
@@ -61,6 +65,7 @@ Detached ServeBatch(
     while (!call.cancelled() && !(result = handle->Take())) co_await call.event;
     handle.reset();
     status = result ? result->status : absl::CancelledError();
+    if (result) call.record.AddResult(result->sequences, result->timings);
     if (status.ok()) {
       EncodeBatch(*result, request.sequences(), served->facts, response.mutable_sequences(),
                   response.mutable_timings());

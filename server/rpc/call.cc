@@ -37,15 +37,23 @@ Call::~Call() {
   if (!begun_) return;
   poller_.Forget(this);
   poller_.RemoveLive(this);
-  if (env_.observer != nullptr) {
-    env_.observer->OnCallDone(rpc_, code_, env_.clock->NowNs() - begin_ns_);
-  }
+  const int64_t duration_ns = env_.clock->NowNs() - begin_ns_;
+  LogRequestEnd(env_.log, record, rpc_, code_, message_, duration_ns);
+  if (env_.observer != nullptr) env_.observer->OnCallDone(rpc_, code_, duration_ns);
 }
 
 void Call::Begin() {
   begun_ = true;
   begin_ns_ = env_.clock->NowNs();
   deadline_ns_ = ToDeadlineNs(context.deadline(), *env_.clock);
+  const auto given = context.client_metadata().find(kRequestIdKey);
+  record.id = ChooseRequestId(given == context.client_metadata().end()
+                                  ? std::string_view()
+                                  : std::string_view(given->second.data(), given->second.size()));
+  // Initial metadata would go out ahead of a refusal, and clients do not retry after any.
+  context.AddTrailingMetadata(kRequestIdKey, record.id);
+  LogRequestBegin(record, rpc_);
+  if (env_.observer != nullptr) env_.observer->OnCallStarted(rpc_);
   poller_.AddLive(this);
 }
 
@@ -58,6 +66,7 @@ engine::CallOptions Call::Options() {
 void Call::End(const grpc::Status& status, bool sent) {
   if (sent) {
     code_ = status.error_code();
+    message_ = status.error_message();
   } else if (deadline_ns_ && env_.clock->NowNs() >= *deadline_ns_) {
     code_ = grpc::StatusCode::DEADLINE_EXCEEDED;
   } else {

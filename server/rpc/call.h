@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 
 #include "gdn/v1/inference.grpc.pb.h"
 #include "gdn/v1/sessions.grpc.pb.h"
@@ -23,6 +24,7 @@
 #include "server/rpc/model_facts.h"
 #include "server/rpc/observer.h"
 #include "server/rpc/poller.h"
+#include "server/rpc/request_log.h"
 
 namespace gdn::rpc {
 
@@ -41,6 +43,7 @@ struct Env {
   v1::Sessions::AsyncService sessions;
   const engine::Clock* clock = nullptr;
   RpcObserver* observer = nullptr;
+  RequestLogOptions log;
   std::atomic<const Served*> served = nullptr;  // Null until the model is loaded and warmed.
 };
 
@@ -60,6 +63,7 @@ class Call final : private Tag, private Poller::Waker, private Poller::LiveCall 
   // Runs as soon as the call is cancelled, and drops the engine's handle: a write to a peer that
   // has gone away may stay pending for longer than that.
   std::function<void()> on_cancel;
+  RequestRecord record;  // For the log.
 
   // The request has arrived.
   void Begin();
@@ -83,6 +87,7 @@ class Call final : private Tag, private Poller::Waker, private Poller::LiveCall 
   bool done_ = false;
   bool cancelled_ = false;
   int code_ = 0;
+  std::string message_;
 };
 
 }  // namespace gdn::rpc

@@ -21,11 +21,13 @@ constexpr size_t kMessageBytes = 1 << 20;
 
 absl::StatusOr<std::unique_ptr<engine::GenerateCall>> Submit(const Served* served,
                                                              const v1::GenerateRequest& request,
-                                                             engine::CallOptions options) {
+                                                             const RequestLogOptions& log,
+                                                             Call* call) {
   if (served == nullptr) return NotReadyError();
   auto generate = DecodeGenerate(request, served->facts.hidden_size, served->engine->options());
   if (!generate.ok()) return generate.status();
-  return served->engine->Generate(*std::move(generate), std::move(options));
+  call->record.AddInput(log, generate->session_id, generate->input, served->facts.hidden_size);
+  return served->engine->Generate(*std::move(generate), call->Options());
 }
 
 size_t TokensPerMessage(const engine::GenerateChunk& chunk) {
@@ -80,7 +82,7 @@ Detached Serve(Env& env, Poller& poller) {
   call.on_cancel = [&handle] { handle.reset(); };
   absl::Status status;
   {
-    auto submitted = Submit(env.served.load(std::memory_order_acquire), request, call.Options());
+    auto submitted = Submit(env.served.load(std::memory_order_acquire), request, env.log, &call);
     status = submitted.status();
     if (status.ok()) handle = *std::move(submitted);
   }
@@ -94,6 +96,8 @@ Detached Serve(Env& env, Poller& poller) {
       continue;
     }
     done = chunk->done;
+    call.record.timings = chunk->timings;
+    call.record.output_tokens += std::ssize(chunk->tokens);
     if (done) status = chunk->status;
     const size_t size = chunk->tokens.size();
     const size_t step = TokensPerMessage(*chunk);

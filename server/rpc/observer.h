@@ -35,7 +35,9 @@ inline constexpr std::array<std::string_view, 17> kCodeNames = {
 class RpcObserver {
  public:
   virtual ~RpcObserver() = default;
-  // Once for every call that was received, when it is over. Any poller thread.
+  // Once for every call that was received, as it is.
+  virtual void OnCallStarted(Rpc /*rpc*/) {}
+  // Once for each of those, when it is over. Any poller thread.
   virtual void OnCallDone(Rpc rpc, int code, int64_t duration_ns) = 0;
 };
 

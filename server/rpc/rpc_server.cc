@@ -28,7 +28,10 @@
 namespace gdn::rpc {
 namespace {
 
-constexpr const char* kServiceNames[] = {"gdn.v1.Inference", "gdn.v1.Sessions"};
+// The server as a whole, and its services: SERVING while calls are served.
+constexpr const char* kServiceNames[] = {"", "gdn.v1.Inference", "gdn.v1.Sessions"};
+// SERVING for as long as the process answers, also while it loads or drains.
+constexpr const char* kLivenessName = "liveness";
 
 constexpr int kMaxSyncThreads = 32;
 
@@ -107,6 +110,7 @@ class RpcServerImpl final : public RpcServer {
 
 absl::Status RpcServerImpl::Start(const RpcOptions& options) {
   options_ = options;
+  env_.log = options.log;
   auto acceptor = Acceptor::Listen(options.listen);
   if (!acceptor.ok()) return acceptor.status();
   acceptor_ = *std::move(acceptor);
@@ -129,6 +133,7 @@ absl::Status RpcServerImpl::Start(const RpcOptions& options) {
   const size_t host_size = options.listen.rfind(':');
   address_ = absl::StrCat(options.listen.substr(0, host_size), ":", acceptor_->port());
   SetServing(false);
+  server_->GetHealthCheckService()->SetServingStatus(kLivenessName, true);
   for (const auto& poller : pollers_) {
     poller->Start([this, &poller = *poller] {
       ServeSessions(env_, poller);
@@ -149,7 +154,6 @@ absl::Status RpcServerImpl::Start(const RpcOptions& options) {
 
 void RpcServerImpl::SetServing(bool serving) {
   grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
-  health->SetServingStatus(serving);  // Of "", and of every service it knows.
   for (const char* name : kServiceNames) health->SetServingStatus(name, serving);
 }
 

@@ -18,6 +18,7 @@
 #include "server/engine/engine.h"
 #include "server/rpc/model_facts.h"
 #include "server/rpc/observer.h"
+#include "server/rpc/request_log.h"
 
 namespace gdn::rpc {
 
@@ -26,6 +27,7 @@ struct RpcOptions {
   int32_t threads = 1;                     // Completion queues, each with its polling thread.
   int32_t max_concurrent_streams = 1024;   // Per connection; more wait at the client.
   int32_t max_message_bytes = 64 << 20;    // Either way.
+  RequestLogOptions log;
 };
 
 class RpcServer {
@@ -42,7 +44,8 @@ class RpcServer {
   virtual const std::string& address() const = 0;
   // Everything is loaded and warm: health turns SERVING. Once.
   virtual void SetReady(engine::Engine* engine, const ModelFacts& facts) = 0;
-  // Health turns NOT_SERVING; step streams that are idle end with UNAVAILABLE.
+  // Health turns NOT_SERVING, except that of "liveness"; step streams that are idle end with
+  // UNAVAILABLE.
   virtual void BeginDrain() = 0;
   // Waits until no call is live, at most `timeout_ms`; false if some still are.
   virtual bool WaitForCalls(int64_t timeout_ms) = 0;

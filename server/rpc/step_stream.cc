@@ -32,12 +32,16 @@ grpc::ByteBuffer Serialize(const v1::StepResponse& response) {
 
 absl::StatusOr<std::unique_ptr<engine::BatchCall>> Submit(const Served* served,
                                                           const v1::StepRequest& request,
-                                                          engine::CallOptions options) {
+                                                          const RequestLogOptions& log,
+                                                          Call* call) {
   if (served == nullptr) return NotReadyError();
   auto batch = DecodeBatch(request.sequences(), engine::CallKind::kStep, served->facts.hidden_size,
                            served->engine->options());
   if (!batch.ok()) return batch.status();
-  return served->engine->Submit(*std::move(batch), std::move(options));
+  for (const engine::SequenceRequest& sequence : batch->sequences) {
+    call->record.AddInput(log, sequence.session_id, sequence.input, served->facts.hidden_size);
+  }
+  return served->engine->Submit(*std::move(batch), call->Options());
 }
 
 // While a request is being worked on, the next one is read and the last answer is written. Requests
@@ -74,7 +78,7 @@ Detached Serve(Env& env, Poller& poller) {
     if (!status.ok()) break;
     stream.Read(&incoming[current ^ 1], read.Start());
 
-    auto submitted = Submit(env.served.load(std::memory_order_acquire), request, call.Options());
+    auto submitted = Submit(env.served.load(std::memory_order_acquire), request, env.log, &call);
     status = submitted.status();
     if (!status.ok()) break;
     handle = *std::move(submitted);
@@ -82,6 +86,7 @@ Detached Serve(Env& env, Poller& poller) {
     while (!call.cancelled() && !(result = handle->Take())) co_await call.event;
     handle.reset();
     while (write.pending()) co_await call.event;
+    if (result) call.record.AddResult(result->sequences, result->timings);
     if (!result || !write.ok()) break;
     status = result->status;
     if (!status.ok()) break;

@@ -38,6 +38,13 @@ class GdnctlTest(TestCase):
         model = self.json("model")[0]
         self.assertEqual((model["vocab_size"], model["byte_vocabulary"]), (260, True))
 
+    def test_health(self):
+        self.assertEqual(self.gdnctl("health"), b"SERVING\n")
+        self.assertEqual(self.json("health", "--service", "gdn.v1.Inference"),
+                         [{"status": "SERVING"}])
+        self.gdnctl("health", "--service", "no.such.Service", exit_code=3)
+        self.gdnctl("health", "--timeout", "1", exit_code=2, server="127.0.0.1:1")
+
     def test_generate(self):
         for prompt, stdin in (((PROMPT,), b""), (("-",), PROMPT), (("--file", "-"), PROMPT),
                               (("--ids", ",".join(map(str, PROMPT))), b"")):

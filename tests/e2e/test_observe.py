@@ -1,6 +1,11 @@
 """What an operator sees: health, reflection, metrics."""
 
-from support import (PATIENCE_S, PROMPT, TestCase, collect, health_pb2, reflection_pb2, sequence)
+import json
+import os
+import re
+
+from support import (PATIENCE_S, PROMPT, SOURCE, Server, TestCase, collect, eventually, health_pb2,
+                     inference_pb2, reflection_pb2, sequence)
 
 import grpc
 from google.protobuf import descriptor_pb2
@@ -13,7 +18,7 @@ class HealthTest(TestCase):
     FLAGS = ()
 
     def test_check(self):
-        for service in ("", *SERVICES):
+        for service in ("", "liveness", *SERVICES):
             reply = self.client.health.Check(health_pb2.HealthCheckRequest(service=service),
                                              timeout=PATIENCE_S)
             self.assertEqual(reply.status, SERVING, service)
@@ -66,6 +71,69 @@ class ReflectionTest(TestCase):
 class MetricsTest(TestCase):
     FLAGS = ("--max-sessions=8",)
     METRICS = True
+
+    def test_the_documentation_is_of_this_page(self):
+        """Names, types and labels, both ways."""
+        self.server.metrics()  # The endpoint's own families appear with the first scrape.
+        metrics = self.server.metrics()
+        self.assertLessEqual(len(metrics.samples), 1500)
+        served = {name: [kind, set()] for name, kind in metrics.types.items()}
+        for name, labels in metrics.samples:
+            served[metrics.family(name)][1] |= {key for key, _ in labels} - {"le", "quantile"}
+        documented = {}
+        with open(os.path.join(SOURCE, "docs/metrics.md"), encoding="utf-8") as file:
+            for name, labels, kind in re.findall(r"^\| `(\w+)(?:\{([\w,]+)\})?` \| (\w+) \|",
+                                                 file.read(), re.M):
+                documented[name] = [kind, set(filter(None, labels.split(",")))]
+        self.assertEqual(documented, served)
+
+    def test_every_started_call_has_one_outcome(self):
+        before = self.server.metrics()
+        collect(self.client.generate(PROMPT, max_new_tokens=3))
+        given_up = [self.client.generate(PROMPT, max_new_tokens=100_000, ignore_eos=True)
+                    for _ in range(5)]
+        for call in given_up:
+            next(call)
+            call.cancel()
+        with self.refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+            collect(self.client.generate(PROMPT, max_new_tokens=100_000, ignore_eos=True,
+                                         timeout=2))  # Long enough for a first token.
+        with self.refused(grpc.StatusCode.INVALID_ARGUMENT):
+            collect(self.client.generate(PROMPT, max_new_tokens=-1))
+        with self.refused(grpc.StatusCode.NOT_FOUND):
+            self.client.step(sequence("no-such", b"x"))
+
+        def moved(name, **labels):
+            after = self.server.metrics()
+            return sum(value - before.samples[key] for key, value in after.samples.items()
+                       if key[0] == name and set(labels.items()) <= key[1])
+        eventually(lambda: moved("gdn_requests_total", rpc="Generate") == 8, "all calls are over")
+        self.assertEqual(moved("gdn_requests_started_total", rpc="Generate"), 8)
+        self.assertEqual(moved("gdn_requests_started_total", rpc="Step"), 1)
+        self.assertEqual(moved("gdn_requests_total", rpc="Step"), 1)
+        self.assertEqual(moved("gdn_streams_started_total"), 7)
+        eventually(lambda: moved("gdn_streams_finished_total") == 7, "all streams are over")
+        self.assertEqual(moved("gdn_streams_finished_total", reason="cancelled"), 6)
+        self.assertEqual(moved("gdn_time_to_first_token_seconds_count"), 7)
+
+    def test_replies_say_what_the_histograms_hold(self):
+        def sums():
+            metrics = self.server.metrics()
+            return [metrics.value(f"gdn_{name}_duration_seconds_{part}")
+                    for part in ("sum", "count") for name in ("queue", "compute", "call")]
+        session = self.client.create()
+        for call in (lambda: self.client.prefill(sequence(session, PROMPT)).timings,
+                     lambda: self.client.step(sequence(session, b"x")).timings,
+                     lambda: collect(self.client.generate(PROMPT, max_new_tokens=9))[1].timings):
+            before = sums()
+            timings = call()
+            told = [timings.queue_ns * 1e-9, timings.compute_ns * 1e-9, timings.total_ns * 1e-9]
+            eventually(lambda: sums()[5] == before[5] + 1, "the call is over")
+            for value, then, now in zip(told, before, sums()):
+                self.assertGreater(value, 0)
+                self.assertAlmostEqual(now - then, value, delta=1e-9 + 1e-6 * value)
+            self.assertEqual([now - then for then, now in zip(before[3:], sums()[3:])], [1, 1, 1])
+        self.client.delete(session)
 
     def test_a_scrape_is_well_formed(self):
         metrics = self.server.metrics()
@@ -129,3 +197,59 @@ class MetricsTest(TestCase):
                          before + 1)
         for session in sessions:
             self.client.delete(session)
+
+
+class LogTest(TestCase):
+    """The log of requests; what is in it is read from the process's standard error."""
+
+    def server_with(self, *flags):
+        server = Server(*flags)
+        self.addCleanup(server.stop)
+        return server
+
+    def call(self, server, request_id):
+        call = server.client.inference.GetModel.with_call(
+            inference_pb2.GetModelRequest(), timeout=PATIENCE_S,
+            metadata=(("x-request-id", request_id),))[1]
+        return dict(call.trailing_metadata())["x-request-id"]
+
+    def test_json_lines_of_all_requests(self):
+        server = self.server_with("--log-format=json", "--log-level=debug", "--log-requests=all")
+        self.assertEqual(self.call(server, "mine-1"), "mine-1")
+        self.assertRegex(self.call(server, 'not "fit"'), "^[0-9a-f]{16}$")
+        prompt = b"a secret of mine"
+        _, last = collect(server.client.generate(prompt, max_new_tokens=4, ignore_eos=True))
+        lines = []
+
+        def over():
+            lines[:] = [json.loads(line) for line in server.log().splitlines()]
+            return any(line.get("rpc") == "Generate" and line["message"] == "request ends"
+                       for line in lines)
+        eventually(over, "the call's last line is there")
+        of_requests = [line for line in lines if line["message"].startswith("request ")]
+        self.assertTrue(all(line["request_id"] for line in of_requests))
+        mine = [line for line in of_requests if line["request_id"] == "mine-1"]
+        self.assertEqual([line["message"] for line in mine], ["request begins", "request ends"])
+        end = next(line for line in of_requests
+                   if line["rpc"] == "Generate" and line["message"] == "request ends")
+        self.assertEqual((end["code"], end["input_tokens"], end["output_tokens"]),
+                         ("OK", len(prompt), 4))
+        self.assertEqual((end["queue_ns"], end["compute_ns"], end["total_ns"]),
+                         (last.timings.queue_ns, last.timings.compute_ns, last.timings.total_ns))
+        self.assertNotIn("secret", server.log())
+        self.assertNotIn(" ".join(map(str, prompt)), server.log())
+
+    def test_text_lines_with_prompts_where_asked_for(self):
+        server = self.server_with("--log-requests=all", "--log-prompts")
+        collect(server.client.generate(b"abc", max_new_tokens=2))
+        eventually(lambda: 'input_ids="97 98 99"' in server.log(), "the prompt's ids are there")
+        self.assertRegex(server.log(), r"info request ends request_id=[0-9a-f]{16} rpc=Generate code=OK ")
+
+    def test_by_default_only_failures_of_the_server_are_logged(self):
+        server = self.server_with()
+        server.client.generate_tokens(PROMPT, max_new_tokens=2)
+        with self.refused(grpc.StatusCode.NOT_FOUND):
+            server.client.get("no-such")
+        server.terminate()
+        self.assertEqual(server.wait(), 0)
+        self.assertNotIn("request ", server.log())

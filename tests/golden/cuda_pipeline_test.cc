@@ -314,9 +314,30 @@ TEST_F(CudaPipelineTest, TimesOpsOnChosenSteps) {
       EXPECT_GT(ns, 0);
       ops.insert(std::string(op));
       ++count;
+      kernels_ns += ns;
+    }
+    void OnDecodeStateBytes(int64_t bytes) override { state_bytes += bytes; }
+    void OnGraphReplay(bool hit, int64_t padding_rows) override {
+      ++(hit ? hits : misses);
+      padding += padding_rows;
+    }
+    // Comes after the ops of the same step, whose times must add up to it.
+    void OnGpuBusy(pipeline::Phase, int64_t ns) override {
+      ++steps;
+      EXPECT_GT(ns, 0);
+      if (kernels_ns == 0) return;
+      EXPECT_NEAR(static_cast<double>(kernels_ns), static_cast<double>(ns),
+                  0.05 * static_cast<double>(ns));
+      kernels_ns = 0;
     }
     std::set<std::string> ops;
     int count = 0;
+    int steps = 0;
+    int hits = 0;
+    int misses = 0;
+    int64_t padding = 0;
+    int64_t state_bytes = 0;
+    int64_t kernels_ns = 0;
   };
   const auto stack = Load({.timed_interval = 4});
   Timer timer;
@@ -335,6 +356,12 @@ TEST_F(CudaPipelineTest, TimesOpsOnChosenSteps) {
        {"in_proj", "fused_decode", "out_proj", "gate_up_proj", "down_proj", "head", "sample"}) {
     EXPECT_TRUE(timer.ops.contains(op)) << op;
   }
+  EXPECT_EQ(timer.steps, 6);
+  EXPECT_EQ(timer.misses, 2);
+  EXPECT_EQ(timer.hits, 4);
+  EXPECT_EQ(timer.padding, 0);
+  EXPECT_EQ(timer.state_bytes, 2 * 2 * stack->info().state_bytes_per_slot);
+  EXPECT_GT(stack->info().weight_bytes, 0);
   const std::set<std::string> names(stack->OpNames().begin(), stack->OpNames().end());
   for (const std::string& op : timer.ops) EXPECT_TRUE(names.contains(op)) << op;
   stack->set_kernel_timer(nullptr);

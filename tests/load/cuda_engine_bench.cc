@@ -226,7 +226,10 @@ int main(int argc, char** argv) {
   app.add_option("--prefill", flags.prefill, "Tokens of the prefill run; 0: none");
   app.add_option("--state-type", state_type)->check(CLI::IsMember({"float32", "bfloat16"}));
   app.add_flag("--batch-invariant", flags.cuda.batch_invariant);
-  app.add_flag("--ops", flags.ops, "Time the ops of every 64th step, and print them");
+  app.add_flag("--ops", flags.ops, "Time the ops of some steps, and print them");
+  app.add_option("--kernel-timing-interval", flags.cuda.timed_interval,
+                 "Of every so many, with --ops")
+      ->capture_default_str();
   CLI::Option* random = app.add_option("--random-weights", seed, "Make weights up from this seed");
   CLI11_PARSE(app, argc, argv);
   if (random->count() > 0) flags.random_weights = seed;

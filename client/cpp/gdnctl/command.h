@@ -27,6 +27,7 @@ struct Command {
 };
 
 // Each adds its subcommands to `app`; `command` outlives the app's parsing.
+void AddHealthCommand(CLI::App* app, Command* command);
 void AddModelCommand(CLI::App* app, Command* command);
 void AddGenerateCommand(CLI::App* app, Command* command);
 void AddSessionCommands(CLI::App* app, Command* command);

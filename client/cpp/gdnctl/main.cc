@@ -43,6 +43,7 @@ ExitCode Main(int argc, char** argv) {
   app.add_flag("--json", command.flags.json,
                "Print one JSON object per line, errors included (on standard error)");
   AddModelCommand(&app, &command);
+  AddHealthCommand(&app, &command);
   AddGenerateCommand(&app, &command);
   AddSessionCommands(&app, &command);
   AddSequenceCommands(&app, &command);

@@ -19,8 +19,13 @@ class RecordingObserver final : public Observer {
     std::vector<int64_t> first_tokens;
     std::vector<int64_t> inter_tokens;
     std::vector<int64_t> blocked;
+    int64_t streams_started = 0;
     int64_t finished_stop = 0;
     int64_t finished_length = 0;
+    int64_t streams_cancelled = 0;
+    int64_t streams_failed = 0;
+    std::vector<int64_t> total_times;
+    std::vector<int64_t> compute_times;
     int64_t cancelled_queued = 0;
     int64_t cancelled_prefill = 0;
     int64_t cancelled_decode = 0;
@@ -32,6 +37,7 @@ class RecordingObserver final : public Observer {
     int64_t step_failed = 0;
     int64_t cancelled() const { return cancelled_queued + cancelled_prefill + cancelled_decode; }
     int64_t finished() const { return finished_stop + finished_length; }
+    int64_t streams_ended() const { return finished() + streams_cancelled + streams_failed; }
   };
 
   Record record() const {
@@ -54,8 +60,22 @@ class RecordingObserver final : public Observer {
   void OnInterToken(int64_t ns) override {
     Do([&] { record_.inter_tokens.push_back(ns); });
   }
-  void OnFinished(FinishReason r) override {
-    Do([&] { ++(r == FinishReason::kStop ? record_.finished_stop : record_.finished_length); });
+  void OnStreamStarted() override {
+    Do([&] { ++record_.streams_started; });
+  }
+  void OnStreamEnded(StreamEnd e) override {
+    Do([&] {
+      ++(e == StreamEnd::kStop        ? record_.finished_stop
+         : e == StreamEnd::kLength    ? record_.finished_length
+         : e == StreamEnd::kCancelled ? record_.streams_cancelled
+                                      : record_.streams_failed);
+    });
+  }
+  void OnCallEnded(int64_t total_ns, std::optional<int64_t> compute_ns) override {
+    Do([&] {
+      record_.total_times.push_back(total_ns);
+      if (compute_ns) record_.compute_times.push_back(*compute_ns);
+    });
   }
   void OnCancelled(CancelPhase p) override {
     Do([&] {

@@ -21,6 +21,7 @@ struct CudaBatch {
   int64_t step = 0;       // Its number, which says whose turn it is.
   bool decode = false;    // One token id a row and nothing but choices wanted: fits a graph.
   bool timed = false;     // Its ops are timed one by one.
+  bool measured = false;  // It has passed `begin`, so the time to `done` is known.
   int32_t top_width = 0;  // Alternatives per row of logits.
 
   // Per input: its row, its row among the logits if it chooses (-1: not), and what it wanted.
@@ -49,6 +50,7 @@ struct CudaBatch {
   bool any_logits = false;
   int64_t history_count = 0;  // 0: no row has a repetition penalty.
 
+  CudaEvent begin;
   CudaEvent done;
 
   // Lays the batch out and checks it against the one before, `previous`, which must still be in

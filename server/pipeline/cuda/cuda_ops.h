@@ -45,6 +45,7 @@ class CudaOps {
     return absl::OkStatus();
   }
   absl::Status AllocateWorkspace();
+  int64_t workspace_bytes() const { return workspace_bytes_; }
 
   // `name` must be a string literal: one of Pipeline::OpNames().
   template <typename Args>

@@ -110,9 +110,11 @@ absl::Status CudaPipeline::Create(model::Model model, CudaReport* report) {
       x_.Allocate(max_tokens * info_.hidden_size, "cannot allocate the activations"));
   GDN_RETURN_IF_ERROR(cu_seqlens_.Allocate(max_rows + 1, "cannot allocate the activations"));
   for (CudaBatch& batch : batches_) {
-    absl::StatusOr<CudaEvent> event = CreateEvent(cudaEventDisableTiming);
-    if (!event.ok()) return event.status();
-    batch.done = *std::move(event);
+    for (CudaEvent* event : {&batch.begin, &batch.done}) {
+      absl::StatusOr<CudaEvent> created = CreateEvent(cudaEventDefault);
+      if (!created.ok()) return created.status();
+      *event = *std::move(created);
+    }
   }
 
   absl::StatusOr<DeviceInfo> left = UseDevice(options_.device_index);
@@ -121,6 +123,8 @@ absl::Status CudaPipeline::Create(model::Model model, CudaReport* report) {
                                      left->free_bytes - kReserveBytes));
   info_.num_slots = states_.num_slots();
   info_.state_bytes_per_slot = states_.bytes_per_slot();
+  info_.weight_bytes = static_cast<int64_t>(weights_.memory.bytes());
+  info_.workspace_bytes = ops_.workspace_bytes();
 
   if (info_.has_embedding && info_.has_head) {
     GDN_RETURN_IF_ERROR(graphs_.Capture(max_rows, ops_.stream(),
@@ -133,7 +137,7 @@ absl::Status CudaPipeline::Create(model::Model model, CudaReport* report) {
   left = UseDevice(options_.device_index);
   if (!left.ok()) return left.status();
   report->device_name = device->name;
-  report->weight_bytes = static_cast<int64_t>(weights_.memory.bytes());
+  report->weight_bytes = info_.weight_bytes;
   report->upload_bytes_per_second = weights_.upload_bytes_per_second;
   report->state_bytes = info_.num_slots * info_.state_bytes_per_slot;
   report->free_bytes = left->free_bytes;
@@ -197,8 +201,18 @@ absl::Status CudaPipeline::LaunchBatch(std::span<const SequenceInput> inputs, Cu
   const bool graph = next->decode && !next->timed;
   const int64_t padded = graph ? graphs_.PaddedRows(rows) : rows;
   GDN_RETURN_IF_ERROR(next->Fill(inputs, info_, previous, padded, io_.rows(launched_)));
+  next->measured = timer_ != nullptr;
+  if (next->measured) {
+    if (next->decode) timer_->OnGraphReplay(graph, padded - rows);
+    // The stream passes it when the batch before has ended.
+    GDN_RETURN_IF_ERROR(
+        CudaStatus(cudaEventRecord(next->begin.get(), ops_.stream()), "cannot time a step"));
+  }
   if (graph) return graphs_.Launch(padded, ops_.stream());
-  if (next->timed) ops_.StartTiming();
+  if (next->timed) {
+    ops_.StartTiming();
+    timer_->OnDecodeStateBytes(2 * info_.state_bytes_per_slot * next->plan.steps.size());
+  }
   GDN_RETURN_IF_ERROR(next->decode ? LaunchDecode(rows) : LaunchPacked(inputs, next));
   return next->timed ? ops_.StopTiming() : absl::OkStatus();
 }
@@ -289,6 +303,13 @@ absl::Status CudaPipeline::Wait(std::vector<SequenceOutput>* outputs) {
   CudaBatch& oldest = batch(awaited_++);
   GDN_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(oldest.done.get()), "a step failed"));
   if (oldest.timed) GDN_RETURN_IF_ERROR(ops_.Report(oldest.plan.phase, timer_));
+  if (oldest.measured && timer_ != nullptr) {
+    float milliseconds = 0;
+    GDN_RETURN_IF_ERROR(
+        CudaStatus(cudaEventElapsedTime(&milliseconds, oldest.begin.get(), oldest.done.get()),
+                   "cannot time a step"));
+    timer_->OnGpuBusy(oldest.plan.phase, static_cast<int64_t>(double{milliseconds} * 1e6));
+  }
   oldest.Collect(io_.results(oldest.step), info_, outputs);
   return absl::OkStatus();
 }

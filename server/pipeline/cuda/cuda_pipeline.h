@@ -29,7 +29,7 @@ struct CudaOptions {
   int64_t max_step_tokens = 1024;  // Tokens of a batch.
   // Of each phase the first batch and every so many after it have their ops timed one by one,
   // which costs them their graph. 0: never.
-  int64_t timed_interval = 64;
+  int64_t timed_interval = 256;
 };
 
 // What loading has found and done, for the log.

@@ -37,6 +37,7 @@ class DeviceStatePool {
   }
   uint16_t* conv(int64_t layer) const { return conv_.data() + layer * num_slots_ * conv_elements_; }
   int64_t recurrent_slot_elements() const { return recurrent_elements_; }
+  int64_t recurrent_slot_bytes() const { return recurrent_elements_ * recurrent_element_bytes(); }
   int64_t conv_slot_elements() const { return conv_elements_; }
   gdn_dtype recurrent_type() const { return recurrent_type_; }
   int64_t num_slots() const { return num_slots_; }
@@ -49,7 +50,6 @@ class DeviceStatePool {
 
  private:
   int64_t recurrent_element_bytes() const { return recurrent_type_ == GDN_F32 ? 4 : 2; }
-  int64_t recurrent_slot_bytes() const { return recurrent_elements_ * recurrent_element_bytes(); }
 
   DeviceArray<std::byte> recurrent_;
   DeviceArray<uint16_t> conv_;

@@ -27,6 +27,8 @@ class CapturedLog {
 
   // False if it is not logged within 20 s.
   bool WaitFor(const std::string& part) { return sink_->WaitFor(part); }
+  // Everything so far, a line a message.
+  std::string text() { return sink_->text(); }
 
  private:
   class Sink final : public spdlog::sinks::base_sink<std::mutex> {
@@ -35,6 +37,11 @@ class CapturedLog {
       std::unique_lock lock(text_mutex_);
       return grown_.wait_for(lock, std::chrono::seconds(20),
                              [&] { return text_.find(part) != std::string::npos; });
+    }
+
+    std::string text() {
+      std::lock_guard lock(text_mutex_);
+      return text_;
     }
 
    private:

@@ -1,0 +1,115 @@
+// What the CUDA benchmarks share: errors that end the program, data made up on the device, and
+// times of graph replays.
+#ifndef KERNELS_BENCH_CUDA_BENCH_H_
+#define KERNELS_BENCH_CUDA_BENCH_H_
+
+#include <cuda_runtime_api.h>
+#include <errno.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "gdn/kernels/types.h"
+
+namespace gdn::bench {
+
+[[noreturn]] inline void Die(const char* what, const char* why) {
+  std::fprintf(stderr, "%s: %s: %s\n", program_invocation_short_name, what, why);
+  std::exit(1);
+}
+inline void Must(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) Die(what, cudaGetErrorString(error));
+}
+inline void Must(gdn_status status) {
+  if (status != GDN_OK) Die(gdn_status_string(status), gdn_last_error());
+}
+
+// Uniform in [low, high), from a hash of the position.
+__device__ inline float Uniform(uint64_t i, float low, float high) {
+  uint64_t h = (i + 0x9e3779b97f4a7c15ull) * 0xbf58476d1ce4e5b9ull;
+  h = (h ^ (h >> 27)) * 0x94d049bb133111ebull;
+  return low + (high - low) * static_cast<float>(h >> 40) * 0x1p-24f;
+}
+
+// T: float, or uint16_t for BF16.
+template <typename T>
+__global__ void FillUniform(T* data, int64_t count, float low, float high) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const float x = Uniform(static_cast<uint64_t>(i), low, high);
+    if constexpr (sizeof(T) == 2) {
+      data[i] = static_cast<T>(__float_as_uint(x) >> 16);
+    } else {
+      data[i] = x;
+    }
+  }
+}
+
+// A stream, and the time that a graph of what is put on it takes.
+class GraphTimer {
+ public:
+  GraphTimer() {
+    Must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream");
+    Must(cudaEventCreate(&begin_), "event");
+    Must(cudaEventCreate(&end_), "event");
+  }
+  GraphTimer(const GraphTimer&) = delete;
+  GraphTimer& operator=(const GraphTimer&) = delete;
+  cudaStream_t stream() const { return stream_; }
+
+  // Median microseconds of a replay, after three that do not count.
+  double Microseconds(int replays, const std::function<void()>& enqueue) const {
+    constexpr int kWarmUp = 3;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    Must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capture");
+    enqueue();
+    Must(cudaStreamEndCapture(stream_, &graph), "capture");
+    Must(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    std::vector<float> times;
+    for (int i = 0; i < replays + kWarmUp; ++i) {
+      Must(cudaEventRecord(begin_, stream_), "record");
+      Must(cudaGraphLaunch(executable, stream_), "launch");
+      Must(cudaEventRecord(end_, stream_), "record");
+      Must(cudaEventSynchronize(end_), "replay");
+      float ms = 0.0f;
+      Must(cudaEventElapsedTime(&ms, begin_, end_), "elapsed");
+      if (i >= kWarmUp) times.push_back(ms);
+    }
+    Must(cudaGraphExecDestroy(executable), "destroy");
+    Must(cudaGraphDestroy(graph), "destroy");
+    const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+    std::nth_element(times.begin(), middle, times.end());
+    return 1e3 * *middle;
+  }
+  // The same of one of `launches` launches in a graph.
+  double MicrosecondsEach(int replays, int launches, const std::function<void(int)>& launch) const {
+    const auto all = [&] {
+      for (int i = 0; i < launches; ++i) launch(i);
+    };
+    return Microseconds(replays, all) / launches;
+  }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+};
+
+// Calls `item` with each element of a comma-separated list.
+inline void ForEach(const std::string& list, const std::function<void(const std::string&)>& item) {
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    item(list.substr(begin, end - begin));
+    begin = end + 1;
+  }
+}
+
+}  // namespace gdn::bench
+
+#endif  // KERNELS_BENCH_CUDA_BENCH_H_
