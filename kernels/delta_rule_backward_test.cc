@@ -304,6 +304,41 @@ TEST(DeltaRuleForward, A18KernelRouteEqualsCallerRoute) {
   }
 }
 
+// A17: the gradients of the kernel route are the caller's, taken through the caller's norm.
+TEST(DeltaRuleBackward, A17KernelRouteHasTheCallersGradients) {
+  for (gdn_dtype dtype : {GDN_F32, GDN_BF16}) {
+    RuleShape shape;
+    shape.dtype = dtype;
+    shape.ratio = 3;
+    const RuleProblem kernel(shape, 52);
+    const RuleOutputs saved = kernel.Forward();
+    RuleProblem caller = kernel;
+    caller.shape.normalize = false;
+    caller.q.assign(saved.q_hat.begin(), saved.q_hat.end());
+    caller.k.assign(saved.k_hat.begin(), saved.k_hat.end());
+    const RuleGradients got = kernel.Backward();
+    const RuleGradients of_hats = caller.Backward();
+    auto through_norm = [&](const Floats& y, const Floats& rstd, const Floats& d_y) {
+      const auto K = static_cast<size_t>(shape.key_dim);
+      Floats d_x;
+      for (size_t row = 0; row < rstd.size(); ++row) {
+        double dot = 0.0;
+        for (size_t i = row * K; i < (row + 1) * K; ++i) dot += double{d_y[i]} * double{y[i]};
+        for (size_t i = row * K; i < (row + 1) * K; ++i) {
+          d_x.push_back(static_cast<float>(double{rstd[row]} * (d_y[i] - y[i] * dot)));
+        }
+      }
+      return d_x;
+    };
+    EXPECT_LE(Error(got.q, through_norm(saved.q_hat, saved.q_rstd, of_hats.q)), 1e-6);
+    EXPECT_LE(Error(got.k, through_norm(saved.k_hat, saved.k_rstd, of_hats.k)), 1e-6);
+    EXPECT_EQ(got.v, of_hats.v);
+    EXPECT_EQ(got.g, of_hats.g);
+    EXPECT_EQ(got.beta, of_hats.beta);
+    EXPECT_EQ(got.state, of_hats.state);
+  }
+}
+
 // A11: without the norm nothing of it is written, and q and k are used as given.
 TEST(DeltaRuleForward, A11WithoutTheNormNothingIsNormalised) {
   RuleShape shape;
