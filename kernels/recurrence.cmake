@@ -23,9 +23,10 @@ gdn_bench(recurrence_bench SRCS bench/recurrence_bench.cc DEPS gdn_kernels)
 # Every public header compiles on its own, as C and as C++: one translation unit each.
 if(GDN_TESTS)
   set(header_units)
-  foreach(name IN ITEMS causal_conv cpu_pool delta_rule embedding fused_decode fused_prefill
-      gated_rms_norm gated_rms_norm_training gates gdn_kernels l2_norm l2_norm_backward linear matmul
-      qk_norm_route rms_norm sampling silu_mul types)
+  foreach(name IN ITEMS causal_conv causal_conv_backward cpu_pool delta_rule delta_rule_backward
+      delta_rule_forward delta_rule_saved embedding fused_decode fused_prefill gated_rms_norm
+      gated_rms_norm_training gates gates_backward gdn2 gdn2_backward gdn2_gates gdn_kernels l2_norm
+      l2_norm_backward linear matmul qk_norm_route rms_norm sampling silu_mul types)
     set(header gdn/kernels/${name}.h)
     foreach(extension IN ITEMS c cc)
       set(unit ${CMAKE_CURRENT_BINARY_DIR}/headers/${name}.${extension})

@@ -91,6 +91,17 @@ HWY_NOINLINE void StoreElementsPart([[maybe_unused]] D d, hn::Vec<D> v, T* p, si
   for (size_t i = 0; i < n; ++i) FromFloat(lanes[i], p + i);
 }
 
+// The first n <= Lanes(d) elements.
+template <class D, typename T>
+HWY_INLINE hn::Vec<D> LoadLanes(D d, const T* p, size_t n) {
+  return n == hn::Lanes(d) ? LoadElements(d, p) : LoadElementsPart(d, p, n);
+}
+
+template <class D, typename T>
+HWY_INLINE void StoreLanes(D d, hn::Vec<D> v, T* p, size_t n) {
+  n == hn::Lanes(d) ? StoreElements(d, v, p) : StoreElementsPart(d, v, p, n);
+}
+
 }  // namespace gdn::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

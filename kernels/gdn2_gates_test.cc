@@ -1,0 +1,331 @@
+#include "gdn/kernels/gdn2_gates.h"
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/delta_rule_gradient_test_util.h"
+#include "kernels/gradient_test_util.h"
+#include "kernels/refusal_test_util.h"
+
+namespace gdn::kernels {
+namespace {
+
+struct Gates {
+  Floats g, erase, write;
+};
+struct Gradients {
+  Floats f, b, w, a_log, dt_bias;
+};
+
+struct Problem {
+  int64_t tokens, heads, key_dim, width;
+  gdn2_decay decay;
+  float lower_bound = -5.0f;
+  float erase_scale = 1.0f;
+  bool with_a_log = true, with_dt_bias = true;
+  gdn_dtype dtype = GDN_F32;
+  Doubles f, b, w, a_log, dt_bias, d_g, d_erase, d_write;
+
+  Problem(gdn2_decay kind, uint32_t seed, int64_t T = 5, int64_t G = 3, int64_t K = 4,
+          int64_t W = 7, gdn_dtype type = GDN_F32)
+      : tokens(T), heads(G), key_dim(K), width(W), decay(kind), dtype(type) {
+    Random random(seed);
+    f = RandomDoubles(random, tokens * keys(), -3, 3);
+    b = RandomDoubles(random, tokens * keys(), -3, 3);
+    w = RandomDoubles(random, tokens * width, -3, 3);
+    a_log = RandomDoubles(random, heads, -1.5f, 1.0f);
+    dt_bias = RandomDoubles(random, keys(), -2, 1);
+    d_g = RandomDoubles(random, tokens * keys(), -1, 1);
+    d_erase = RandomDoubles(random, tokens * keys(), -1, 1);
+    d_write = RandomDoubles(random, tokens * width, -1, 1);
+  }
+  int64_t keys() const { return heads * key_dim; }
+
+  double G(int64_t i) const {
+    const int64_t channel = i % keys();
+    const double x = f[i] + (with_dt_bias ? dt_bias[channel] : 0.0);
+    const double rate = with_a_log ? std::exp(a_log[channel / key_dim]) : 1.0;
+    if (decay == GDN2_DECAY_BOUNDED) return double{lower_bound} / (1.0 + std::exp(-rate * x));
+    return -rate * (x > 20.0 ? x : std::log1p(std::exp(x)));
+  }
+  double Erase(int64_t i) const { return double{erase_scale} / (1.0 + std::exp(-b[i])); }
+  double Write(int64_t i) const { return 1.0 / (1.0 + std::exp(-w[i])); }
+  double Loss() const {
+    double loss = 0.0;
+    for (int64_t i = 0; i < tokens * keys(); ++i) loss += d_g[i] * G(i) + d_erase[i] * Erase(i);
+    for (int64_t i = 0; i < tokens * width; ++i) loss += d_write[i] * Write(i);
+    return loss;
+  }
+
+  struct Inputs {
+    Rows f, b, w;
+    Floats a_log, dt_bias;
+  };
+  Inputs MakeInputs() const {
+    return {Rows(dtype, tokens, keys(), 3, f), Rows(dtype, tokens, keys(), 0, b),
+            Rows(dtype, tokens, width, 1, w), ToFloats(a_log), ToFloats(dt_bias)};
+  }
+  gdn2_gates_args Args(const Inputs& in) const {
+    gdn2_gates_args args{};
+    args.tokens = tokens;
+    args.gate_heads = heads;
+    args.key_dim = key_dim;
+    args.write_width = width;
+    args.f = in.f.data();
+    args.b = in.b.data();
+    args.w = in.w.data();
+    args.fbw_dtype = dtype;
+    args.f_token_stride = in.f.stride();
+    args.b_token_stride = in.b.stride();
+    args.w_token_stride = in.w.stride();
+    args.decay = decay;
+    args.lower_bound = decay == GDN2_DECAY_BOUNDED ? lower_bound : 0.0f;
+    args.a_log = with_a_log ? in.a_log.data() : nullptr;
+    args.dt_bias = with_dt_bias ? in.dt_bias.data() : nullptr;
+    args.erase_scale = erase_scale;
+    return args;
+  }
+
+  Gates Forward(const Backend& backend = kRef, gdn_dtype gate_dtype = GDN_F32) const {
+    const Inputs in = MakeInputs();
+    GuardedFloats g(tokens * keys());
+    Rows erase(gate_dtype, tokens + 1, keys(), 0), write(gate_dtype, tokens + 1, width, 0);
+    gdn2_gates_args args = Args(in);
+    args.g = g.data();
+    args.erase = erase.data();
+    args.write = write.data();
+    args.gate_dtype = gate_dtype;
+    Execution execution(backend);
+    EXPECT_EQ(gdn_gdn2_gates(execution.exec(), &args), GDN_OK) << gdn_last_error();
+    return {g.Take("g"), erase.Take(tokens), write.Take(tokens)};
+  }
+
+  Gradients Backward(const Backend& backend = kRef) const {
+    const Inputs in = MakeInputs();
+    const Floats d_g_in = ToFloats(d_g), d_erase_in = ToFloats(d_erase);
+    const Floats d_write_in = ToFloats(d_write);
+    Rows d_f(dtype, tokens + 1, keys(), 0), d_b(dtype, tokens + 1, keys(), 0);
+    Rows d_w(dtype, tokens + 1, width, 0);
+    GuardedFloats d_a_log(heads), d_dt_bias(keys());
+    gdn2_gates_backward_args args{};
+    args.forward = Args(in);
+    args.d_g = d_g_in.data();
+    args.d_erase = d_erase_in.data();
+    args.d_write = d_write_in.data();
+    args.d_f = d_f.data();
+    args.d_b = d_b.data();
+    args.d_w = d_w.data();
+    args.d_a_log = with_a_log ? d_a_log.data() : nullptr;
+    args.d_dt_bias = with_dt_bias ? d_dt_bias.data() : nullptr;
+    Execution execution(backend);
+    EXPECT_EQ(gdn_gdn2_gates_backward(execution.exec(), &args), GDN_OK) << gdn_last_error();
+    return {d_f.Take(tokens), d_b.Take(tokens), d_w.Take(tokens), d_a_log.Take("d_a_log"),
+            d_dt_bias.Take("d_dt_bias")};
+  }
+};
+
+const int kUnknownDecay = 2;
+const std::vector<gdn2_decay> kDecays = {GDN2_DECAY_SOFTPLUS, GDN2_DECAY_BOUNDED};
+
+std::vector<Backend> AllBackends() {
+  std::vector<Backend> all = BackendsUnderTest();
+  all.push_back(kRef);
+  return all;
+}
+
+TEST(Gdn2Gates, EveryValueInEveryType) {
+  for (gdn2_decay decay : kDecays) {
+    for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
+      Problem p(decay, 101);
+      p.erase_scale = decay == GDN2_DECAY_BOUNDED ? 2.0f : 1.0f;
+      Doubles g, erase, write;
+      for (int64_t i = 0; i < p.tokens * p.keys(); ++i) {
+        g.push_back(p.G(i));
+        erase.push_back(p.Erase(i));
+      }
+      for (int64_t i = 0; i < p.tokens * p.width; ++i) write.push_back(p.Write(i));
+      for (const Backend& backend : AllBackends()) {
+        const Gates got = p.Forward(backend, dtype);
+        EXPECT_LE(Error(got.g, ToFloats(g)), 1e-6);
+        EXPECT_LE(Error(got.erase, ToFloats(erase)), RoundingBound(dtype));
+        EXPECT_LE(Error(got.write, ToFloats(write)), RoundingBound(dtype));
+        // T25: signs and ranges.
+        for (float value : got.g) {
+          EXPECT_LE(value, 0.0f);
+          if (decay == GDN2_DECAY_BOUNDED) {
+            EXPECT_GE(value, p.lower_bound);
+          }
+        }
+        for (float value : got.write) EXPECT_TRUE(value >= 0.0f && value <= 1.0f);
+      }
+    }
+  }
+}
+
+TEST(Gdn2Gates, FiniteDifferencesOfEveryGradient) {
+  for (gdn2_decay decay : kDecays) {
+    for (float scale : {1.0f, 2.0f}) {
+      Problem p(decay, 103);
+      p.erase_scale = scale;
+      p.lower_bound = scale == 1.0f ? -5.0f : -0.3f;
+      p.f[0] = 25.0;  // beyond softplus' threshold
+      auto loss = [&] { return p.Loss(); };
+      const Doubles f = FiniteDifferences(p.f, loss), b = FiniteDifferences(p.b, loss);
+      const Doubles w = FiniteDifferences(p.w, loss), a_log = FiniteDifferences(p.a_log, loss);
+      const Doubles dt_bias = FiniteDifferences(p.dt_bias, loss);
+      for (const Backend& backend : AllBackends()) {
+        const double bound = backend.backend == GDN_BACKEND_REF ? 2e-7 : 1e-6;
+        const Gradients got = p.Backward(backend);
+        ExpectGradient("d_f", got.f, f, bound);
+        ExpectGradient("d_b", got.b, b, bound);
+        ExpectGradient("d_w", got.w, w, bound);
+        ExpectGradient("d_a_log", got.a_log, a_log, bound);
+        ExpectGradient("d_dt_bias", got.dt_bias, dt_bias, bound);
+      }
+    }
+  }
+}
+
+// G6: the bounded decay needs no A_log.
+TEST(Gdn2Gates, G6BoundedDecayWithoutParameters) {
+  Problem p(GDN2_DECAY_BOUNDED, 105);
+  p.with_a_log = p.with_dt_bias = false;
+  for (const Backend& backend : AllBackends()) {
+    const Gates gates = p.Forward(backend);
+    for (int64_t i = 0; i < p.tokens * p.keys(); ++i) {
+      EXPECT_NEAR(gates.g[i], -5.0 / (1.0 + std::exp(-p.f[i])), 1e-6);
+    }
+    const Gradients got = p.Backward(backend);
+    ExpectGradient("d_f", got.f, FiniteDifferences(p.f, [&] { return p.Loss(); }), 1e-6);
+    for (float value : got.a_log) EXPECT_TRUE(std::isnan(value)) << "not asked for";
+  }
+}
+
+// T19: above 20 the derivative is exactly 1.
+TEST(Gdn2Gates, T19SlopeAboveTheThresholdIsExactlyOne) {
+  Problem p(GDN2_DECAY_SOFTPLUS, 107);
+  for (double& value : p.f) value = 30.0;
+  for (double& value : p.dt_bias) value = 0.0;
+  for (double& value : p.a_log) value = 0.0;
+  for (const Backend& backend : AllBackends()) {
+    const Gradients got = p.Backward(backend);
+    for (size_t i = 0; i < p.f.size(); ++i) EXPECT_EQ(got.f[i], static_cast<float>(-p.d_g[i]));
+  }
+}
+
+// X4: saturated gates give finite values and gradients.
+TEST(Gdn2Gates, X4SaturatedGatesStayFinite) {
+  for (gdn2_decay decay : kDecays) {
+    Problem p(decay, 109);
+    for (size_t i = 0; i < p.f.size(); ++i) {
+      p.f[i] = i % 2 == 0 ? 1e4 : -1e4;
+      p.b[i] = i % 3 == 0 ? 1e4 : -1e4;
+    }
+    for (const Backend& backend : AllBackends()) {
+      const Gates gates = p.Forward(backend);
+      const Gradients got = p.Backward(backend);
+      for (const Floats* values : {&gates.g, &gates.erase, &got.f, &got.b, &got.w, &got.a_log}) {
+        for (float value : *values) EXPECT_TRUE(std::isfinite(value)) << backend.name;
+      }
+    }
+  }
+}
+
+TEST(Gdn2Gates, LongSequencesMatchRefWithAnyThreads) {
+  for (gdn2_decay decay : kDecays) {
+    for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
+      const Problem p(decay, 111, 200, 3, 37, 65, dtype);
+      const Gradients expected = p.Backward();
+      const Gradients got = p.Backward({"cpu", GDN_BACKEND_CPU, 0});
+      EXPECT_LE(Error(got.f, expected.f), 2.0 * RoundingBound(dtype));
+      EXPECT_LE(Error(got.b, expected.b), 2.0 * RoundingBound(dtype));
+      EXPECT_LE(Error(got.w, expected.w), 2.0 * RoundingBound(dtype));
+      EXPECT_LE(Error(got.a_log, expected.a_log), 4e-6);
+      EXPECT_LE(Error(got.dt_bias, expected.dt_bias), 4e-6);
+      for (int32_t threads : {1, 2, 5}) {
+        const Gradients again = p.Backward({"cpu", GDN_BACKEND_CPU, threads});
+        EXPECT_EQ(again.f, got.f);
+        EXPECT_EQ(again.w, got.w);
+        EXPECT_EQ(again.a_log, got.a_log);
+        EXPECT_EQ(again.dt_bias, got.dt_bias);
+      }
+    }
+  }
+}
+
+TEST(Gdn2Gates, RefusesEveryDamagedArgument) {
+  Tensor in(GDN_F32, 40), out(GDN_F32, 60);
+  using Args = gdn2_gates_args;
+  Args good{};
+  good.tokens = 2;
+  good.gate_heads = 2;
+  good.key_dim = 5;
+  good.write_width = 10;
+  good.f = good.b = good.w = in.data();
+  good.f_token_stride = good.b_token_stride = good.w_token_stride = 10;
+  good.a_log = static_cast<const float*>(in.data());
+  good.erase_scale = 1.0f;
+  good.g = static_cast<float*>(out.data());
+  good.erase = good.g + 20;
+  good.write = good.g + 40;
+  const auto bad = GDN_INVALID_ARGUMENT;
+  const auto bounded = [](Args& a, float bound) {
+    a.decay = GDN2_DECAY_BOUNDED;
+    a.lower_bound = bound;
+  };
+  std::vector<Misuse<Args>> inputs = {
+      {"tokens", bad, [](Args& a) { a.tokens = -1; }},
+      {"gate_heads", bad, [](Args& a) { a.gate_heads = 0; }},
+      {"key_dim", bad, [](Args& a) { a.key_dim = 0; }},
+      {"key_dim", GDN_UNSUPPORTED_SHAPE, [](Args& a) { a.key_dim = 257; }},
+      {"write_width", bad, [](Args& a) { a.write_width = 0; }},
+      {"fbw_dtype", bad, [](Args& a) { a.fbw_dtype = kBadDtype; }},
+      {"f_token_stride", bad, [](Args& a) { a.f_token_stride = 9; }},
+      {"b_token_stride", bad, [](Args& a) { a.b_token_stride = 9; }},
+      {"w_token_stride", bad, [](Args& a) { a.w_token_stride = 9; }},
+      {"decay", bad, [](Args& a) { std::memcpy(&a.decay, &kUnknownDecay, sizeof(int)); }},
+      {"lower_bound", bad, [=](Args& a) { bounded(a, -5.1f); }},
+      {"lower_bound", bad, [=](Args& a) { bounded(a, 0.0f); }},
+      {"lower_bound", bad, [=](Args& a) { bounded(a, NAN); }},
+      {"a_log must", bad, [](Args& a) { a.a_log = nullptr; }},
+      {"erase_scale", bad, [](Args& a) { a.erase_scale = NAN; }},
+      {"f must", bad, [](Args& a) { a.f = nullptr; }},
+      {"b must", bad, [](Args& a) { a.b = nullptr; }},
+      {"w must", bad, [](Args& a) { a.w = nullptr; }}};
+  std::vector<Misuse<Args>> cases = inputs;
+  cases.push_back({"gate_dtype", bad, [](Args& a) { a.gate_dtype = kBadDtype; }});
+  cases.push_back({"g must", bad, [](Args& a) { a.g = nullptr; }});
+  cases.push_back({"erase must", bad, [](Args& a) { a.erase = nullptr; }});
+  cases.push_back({"write must", bad, [](Args& a) { a.write = nullptr; }});
+  cases.push_back({"overlap", bad, [](Args& a) { a.w = a.write; }});
+  ExpectRefusals<Args>(good, {&out}, gdn_gdn2_gates, cases);
+
+  using Backward = gdn2_gates_backward_args;
+  Backward backward{};
+  backward.forward = good;
+  backward.d_g = backward.d_erase = backward.d_write = static_cast<const float*>(in.data());
+  out = Tensor(GDN_F32, 60);
+  backward.d_f = out.data();
+  backward.d_b = static_cast<float*>(out.data()) + 20;
+  backward.d_w = static_cast<float*>(out.data()) + 40;
+  std::vector<Misuse<Backward>> backward_cases = {
+      {"d_g must", bad, [](Backward& a) { a.d_g = nullptr; }},
+      {"d_erase must", bad, [](Backward& a) { a.d_erase = nullptr; }},
+      {"d_write must", bad, [](Backward& a) { a.d_write = nullptr; }},
+      {"d_f must", bad, [](Backward& a) { a.d_f = nullptr; }},
+      {"d_b must", bad, [](Backward& a) { a.d_b = nullptr; }},
+      {"d_w must", bad, [](Backward& a) { a.d_w = nullptr; }},
+      {"overlap", bad, [](Backward& a) { a.d_f = const_cast<void*>(a.forward.f); }}};
+  for (const auto& input : inputs) {
+    backward_cases.push_back(
+        {input.name, input.status, [&](Backward& a) { input.damage(a.forward); }});
+  }
+  ExpectRefusals<Backward>(backward, {&out}, gdn_gdn2_gates_backward, backward_cases);
+  ExpectNoCuda(good, gdn_gdn2_gates);
+  ExpectNoCuda(backward, gdn_gdn2_gates_backward);
+}
+
+}  // namespace
+}  // namespace gdn::kernels

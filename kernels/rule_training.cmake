@@ -1,0 +1,15 @@
+# Sources and tests of the backward ops of the recurrence family and of GDN2; included by
+# CMakeLists.txt once the target gdn_kernels exists.
+
+foreach(op IN ITEMS causal_conv_backward delta_rule_backward delta_rule_forward gates_backward gdn2
+    gdn2_backward gdn2_gates)
+  target_sources(gdn_kernels PRIVATE ref/${op}.cc cpu/${op}.cc capi/${op}.cc)
+endforeach()
+target_sources(gdn_kernels PRIVATE capi/delta_rule_saved.cc)
+
+gdn_test(kernels_rule_training_test
+  SRCS causal_conv_backward_test.cc delta_rule_backward_test.cc
+       delta_rule_training_contract_test.cc gates_backward_test.cc gdn2_backward_test.cc
+       gdn2_gates_test.cc gdn2_test.cc
+  DEPS gdn_kernels
+  LABELS "unit;tsan" TIMEOUT 300)
