@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "kernels/capi/delta_rule_shape.h"
 #include "kernels/capi/dense_checks.h"
 #include "kernels/capi/dispatch.h"
 #include "kernels/capi/sequences.h"
@@ -11,23 +12,7 @@ namespace {
 using namespace gdn::kernels;  // NOLINT(build/namespaces): the checks
 
 gdn_status CheckShape(const char* op, const gdn_delta_rule_args& args) {
-  GDN_RETURN_IF_ERROR(CheckExtent(op, "sequences", args.sequences, 0));
-  GDN_RETURN_IF_ERROR(CheckExtent(op, "key_heads", args.key_heads, 1));
-  GDN_RETURN_IF_ERROR(CheckExtent(op, "value_heads", args.value_heads, 1));
-  GDN_RETURN_IF_ERROR(CheckExtent(op, "key_dim", args.key_dim, 1));
-  GDN_RETURN_IF_ERROR(CheckExtent(op, "value_dim", args.value_dim, 1));
-  GDN_CHECK_ARG(args.value_heads % args.key_heads == 0, GDN_INVALID_ARGUMENT,
-                "%s: value_heads must be a multiple of key_heads %lld, got %lld", op,
-                static_cast<long long>(args.key_heads), static_cast<long long>(args.value_heads));
-  GDN_CHECK_ARG(args.value_heads / args.key_heads <= 8, GDN_UNSUPPORTED_SHAPE,
-                "%s: value_heads / key_heads must be in 1..8, got %lld / %lld", op,
-                static_cast<long long>(args.value_heads), static_cast<long long>(args.key_heads));
-  GDN_CHECK_ARG(args.key_dim <= 256, GDN_UNSUPPORTED_SHAPE,
-                "%s: key_dim must be in 1..256, got %lld", op,
-                static_cast<long long>(args.key_dim));
-  GDN_CHECK_ARG(args.value_dim <= 512, GDN_UNSUPPORTED_SHAPE,
-                "%s: value_dim must be in 1..512, got %lld", op,
-                static_cast<long long>(args.value_dim));
+  GDN_RETURN_IF_ERROR(CheckDeltaRuleShape(op, args));
   GDN_RETURN_IF_ERROR(CheckDtype(op, "qkv_dtype", args.qkv_dtype));
   GDN_RETURN_IF_ERROR(CheckDtype(op, "o_dtype", args.o_dtype));
   GDN_RETURN_IF_ERROR(CheckDtype(op, "state_dtype", args.state_dtype));

@@ -7,8 +7,7 @@
 namespace gdn::kernels {
 
 template <typename Args>
-gdn_status CheckDeltaRuleShape(const char* op, const Args& args) {
-  GDN_RETURN_IF_ERROR(CheckExtent(op, "sequences", args.sequences, 0));
+gdn_status CheckRuleHeads(const char* op, const Args& args) {
   GDN_RETURN_IF_ERROR(CheckExtent(op, "key_heads", args.key_heads, 1));
   GDN_RETURN_IF_ERROR(CheckExtent(op, "value_heads", args.value_heads, 1));
   GDN_RETURN_IF_ERROR(CheckExtent(op, "key_dim", args.key_dim, 1));
@@ -26,6 +25,12 @@ gdn_status CheckDeltaRuleShape(const char* op, const Args& args) {
                 "%s: value_dim must be in 1..512, got %lld", op,
                 static_cast<long long>(args.value_dim));
   return GDN_OK;
+}
+
+template <typename Args>
+gdn_status CheckDeltaRuleShape(const char* op, const Args& args) {
+  GDN_RETURN_IF_ERROR(CheckExtent(op, "sequences", args.sequences, 0));
+  return CheckRuleHeads(op, args);
 }
 
 // And those of the ops whose gates have heads of their own.

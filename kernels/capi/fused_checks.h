@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "gdn/kernels/fused_decode.h"
+#include "kernels/capi/delta_rule_shape.h"
 #include "kernels/capi/dense_checks.h"
 
 namespace gdn::kernels {
@@ -12,25 +13,10 @@ namespace gdn::kernels {
 inline gdn_status CheckFusedShape(const char* op, const gdn_fused_decode_args& args) {
   GDN_RETURN_IF_ERROR(CheckExtent(op, "rows", args.rows, 0));
   GDN_RETURN_IF_ERROR(CheckExtent(op, "tokens", args.tokens, 1));
-  GDN_RETURN_IF_ERROR(CheckExtent(op, "key_heads", args.key_heads, 1));
-  GDN_RETURN_IF_ERROR(CheckExtent(op, "value_heads", args.value_heads, 1));
-  GDN_RETURN_IF_ERROR(CheckExtent(op, "key_dim", args.key_dim, 1));
-  GDN_RETURN_IF_ERROR(CheckExtent(op, "value_dim", args.value_dim, 1));
+  GDN_RETURN_IF_ERROR(CheckRuleHeads(op, args));
   GDN_RETURN_IF_ERROR(CheckExtent(op, "conv_width", args.conv_width, 1));
-  GDN_CHECK_ARG(args.value_heads % args.key_heads == 0, GDN_INVALID_ARGUMENT,
-                "%s: value_heads must be a multiple of key_heads %lld, got %lld", op,
-                static_cast<long long>(args.key_heads), static_cast<long long>(args.value_heads));
-  GDN_CHECK_ARG(args.value_heads / args.key_heads <= 8, GDN_UNSUPPORTED_SHAPE,
-                "%s: value_heads / key_heads must be in 1..8, got %lld / %lld", op,
-                static_cast<long long>(args.value_heads), static_cast<long long>(args.key_heads));
   GDN_CHECK_ARG(args.tokens <= 8, GDN_UNSUPPORTED_SHAPE, "%s: tokens must be in 1..8, got %lld", op,
                 static_cast<long long>(args.tokens));
-  GDN_CHECK_ARG(args.key_dim <= 256, GDN_UNSUPPORTED_SHAPE,
-                "%s: key_dim must be in 1..256, got %lld", op,
-                static_cast<long long>(args.key_dim));
-  GDN_CHECK_ARG(args.value_dim <= 512, GDN_UNSUPPORTED_SHAPE,
-                "%s: value_dim must be in 1..512, got %lld", op,
-                static_cast<long long>(args.value_dim));
   GDN_CHECK_ARG(args.conv_width >= 2 && args.conv_width <= 8, GDN_UNSUPPORTED_SHAPE,
                 "%s: conv_width must be in 2..8, got %lld", op,
                 static_cast<long long>(args.conv_width));
