@@ -26,3 +26,10 @@ gdn_test(kernels_cuda_training_test
 if(GDN_TESTS)
   target_compile_definitions(kernels_cuda_training_test PRIVATE GDN_TEST_CUDA)
 endif()
+
+if(GDN_BENCH)
+  add_executable(norm_bench bench/norm_bench.cu)
+  target_include_directories(norm_bench PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_options(norm_bench PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${GDN_CUDA_OPTIONS}>)
+  target_link_libraries(norm_bench PRIVATE gdn_kernels)
+endif()

@@ -3,17 +3,19 @@
 #include <algorithm>
 
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/math.cuh"
+#include "kernels/cuda/narrow_pair.cuh"
 #include "kernels/cuda/partial_sums.cuh"
+#include "kernels/cuda/sigmoid.cuh"
 
 namespace gdn::cuda {
 namespace {
 
 constexpr char kOp[] = "causal_conv_backward";
 constexpr int kThreads = 128;
-constexpr int kMaxWidth = 8;
+constexpr int kBlocks = 6;  // On a multiprocessor: more bytes under way than more registers give.
 constexpr int64_t kLeastTokens = 16;  // Of a segment: less is mostly its neighbours' inputs.
-constexpr int kRun = 64;              // Tokens summed in one accumulator.
+constexpr int kRun = 64;  // Tokens summed in one accumulator, before that joins the total.
+constexpr int kStep = 4;  // Tokens whose loads are under way while the last ones are computed.
 
 // The tokens are cut into this many equal segments, each of which gives a partial row of d_weight
 // and d_bias. Their number of tokens is not known to the host.
@@ -22,50 +24,44 @@ int64_t Segments(int64_t channels) {
   return std::clamp<int64_t>(kWantedThreads / channels, 8, 256);
 }
 
-// kChannels neighbouring elements at once: one access where there are two.
-template <typename T, int kChannels>
-struct alignas(kChannels * sizeof(T)) Group {
-  T element[kChannels];
-};
-template <typename T, int kChannels>
-__device__ inline void LoadGroup(const void* data, int64_t at, float (&to)[kChannels]) {
-  const auto group =
-      *reinterpret_cast<const Group<T, kChannels>*>(static_cast<const T*>(data) + at);
-#pragma unroll
-  for (int i = 0; i < kChannels; ++i) to[i] = Widen(group.element[i]);
-}
-template <typename T, int kChannels>
-__device__ inline void StoreGroup(void* data, int64_t at, const float (&from)[kChannels]) {
-  Group<T, kChannels> group;
-#pragma unroll
-  for (int i = 0; i < kChannels; ++i) group.element[i] = Narrow<T>(from[i]);
-  *reinterpret_cast<Group<T, kChannels>*>(static_cast<T*>(data) + at) = group;
-}
-
+// How a thread gets at its channels. Raw: what a load brings, still to be widened.
 // Run-time types, one channel.
 struct AnyAccess {
   static constexpr int kChannels = 1;
-  static __device__ void Load(const void* data, gdn_dtype dtype, int64_t at, float (&to)[1]) {
-    to[0] = LoadAs(data, dtype, at);
+  using Raw = float;
+  static __device__ Raw Load(const void* data, gdn_dtype dtype, int64_t at) {
+    return LoadAs(data, dtype, at);
   }
+  static __device__ void Unpack(Raw raw, float (&to)[1]) { to[0] = raw; }
   static __device__ void Store(void* data, gdn_dtype dtype, int64_t at, const float (&from)[1]) {
     StoreAs(data, dtype, at, from[0]);
   }
 };
-// One 16-bit type for x, d_y and d_x, two channels.
+// One 16-bit type for x, d_y and d_x, two channels in one access.
 template <typename T>
 struct PairAccess {
   static constexpr int kChannels = 2;
-  static __device__ void Load(const void* data, gdn_dtype, int64_t at, float (&to)[2]) {
-    LoadGroup<T, 2>(data, at, to);
+  using Raw = typename Pair<T>::Raw;
+  static __device__ Raw Load(const void* data, gdn_dtype, int64_t at) {
+    return *reinterpret_cast<const Raw*>(static_cast<const T*>(data) + at);
+  }
+  static __device__ void Unpack(Raw raw, float (&to)[2]) {
+    const float2 pair = Pair<T>::Widen(raw);
+    to[0] = pair.x;
+    to[1] = pair.y;
   }
   static __device__ void Store(void* data, gdn_dtype, int64_t at, const float (&from)[2]) {
-    StoreGroup<T, 2>(data, at, from);
+    T pair[2];
+    NarrowPair<T>(from[0], from[1], pair);
+    Raw raw;
+    memcpy(&raw, pair, sizeof(raw));
+    *reinterpret_cast<Raw*>(static_cast<T*>(data) + at) = raw;
   }
 };
 
 __device__ inline float SiluSlope(float p) {
-  const float s = 1.0f / (1.0f + expf(-p));
+  float e;
+  const float s = FastSigmoid(p, &e);
   return s * fmaf(p, 1.0f - s, 1.0f);
 }
 
@@ -102,9 +98,9 @@ struct Columns {
   // Input t of the packed tokens; those before `begin` lie in the carried state.
   __device__ void Input(int64_t t, Values& to) const {
     if (t >= begin) {
-      Access::Load(a.x, a.x_dtype, t * a.x_token_stride + c, to);
+      Access::Unpack(Access::Load(a.x, a.x_dtype, t * a.x_token_stride + c), to);
     } else if (a.initial_state != nullptr) {
-      Access::Load(a.initial_state, a.x_dtype, StateAt(t - begin + kWidth - 1), to);
+      Access::Unpack(Access::Load(a.initial_state, a.x_dtype, StateAt(t - begin + kWidth - 1)), to);
     } else {
 #pragma unroll
       for (int i = 0; i < kChannels; ++i) to[i] = 0.0f;
@@ -161,12 +157,14 @@ struct Columns {
 // d_x of a segment's tokens and their part of d_weight and d_bias. The last tokens' d_x need the
 // d_pre of up to W - 1 tokens after the segment, which are computed here too.
 template <typename Access, int kWidth>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocks)
     Segment(const __grid_constant__ gdn_causal_conv_backward_args a, float* partial) {
   constexpr int kChannels = Access::kChannels;
   using Values = float[kChannels];
+  using Raw = typename Access::Raw;
   const int64_t c = (blockIdx.x * int64_t{kThreads} + threadIdx.x) * kChannels;
   if (c >= a.channels) return;
+  WaitForPreviousKernel();
   const int64_t tokens = a.cu_seqlens[a.sequences];
   const int64_t size = max(kLeastTokens, (tokens + gridDim.y - 1) / gridDim.y);
   const int64_t first = min(tokens, blockIdx.y * size);
@@ -185,48 +183,71 @@ __global__ void __launch_bounds__(kThreads)
       if (high <= low) continue;  // An empty sequence.
       columns.OpenWindow(low);
       Values recent[kWidth] = {};
-#pragma unroll 4
-      for (int64_t t = low; t < high + kWidth - 1; ++t) {
-        Values d_pre = {};
-        if (t < columns.end) {
-          Values now, d_y;
-          Access::Load(a.x, a.x_dtype, t * a.x_token_stride + c, now);
-          Access::Load(a.d_y, a.d_y_dtype, t * a.d_y_token_stride + c, d_y);
-          columns.Gradient(now, d_y, d_pre);
-          if (t < high) {
+      const int64_t stop = high + kWidth - 1;
+      const int64_t known = min(stop, columns.end);  // Beyond it d_pre is 0.
+      Raw next_x[kStep], next_d_y[kStep];
+      const auto load = [&](int64_t t) {
 #pragma unroll
-            for (int i = 0; i < kChannels; ++i) {
+        for (int u = 0; u < kStep; ++u) {
+          const int64_t at = min(t + u, known - 1);
+          next_x[u] = Access::Load(a.x, a.x_dtype, at * a.x_token_stride + c);
+          next_d_y[u] = Access::Load(a.d_y, a.d_y_dtype, at * a.d_y_token_stride + c);
+        }
+      };
+      load(low);
+      for (int64_t t0 = low; t0 < stop; t0 += kStep) {
+        Raw raw_x[kStep], raw_d_y[kStep];
 #pragma unroll
-              for (int j = 0; j < kWidth; ++j) {
-                run[j][i] = fmaf(d_pre[i], columns.window[j][i], run[j][i]);
-              }
-              run[kWidth][i] += d_pre[i];
-            }
-            if (++in_run == kRun) {
-              in_run = 0;
+        for (int u = 0; u < kStep; ++u) {
+          raw_x[u] = next_x[u];
+          raw_d_y[u] = next_d_y[u];
+        }
+        load(t0 + kStep);
 #pragma unroll
-              for (int j = 0; j <= kWidth; ++j) {
+        for (int u = 0; u < kStep; ++u) {
+          const int64_t t = t0 + u;
+          if (t >= stop) break;
+          Values d_pre = {};
+          if (t < known) {
+            Values now, d_y;
+            Access::Unpack(raw_x[u], now);
+            Access::Unpack(raw_d_y[u], d_y);
+            columns.Gradient(now, d_y, d_pre);
+            if (t < high) {
 #pragma unroll
-                for (int i = 0; i < kChannels; ++i) {
-                  total[j][i] += run[j][i];
-                  run[j][i] = 0.0f;
+              for (int i = 0; i < kChannels; ++i) {
+#pragma unroll
+                for (int j = 0; j < kWidth; ++j) {
+                  run[j][i] = fmaf(d_pre[i], columns.window[j][i], run[j][i]);
                 }
+                run[kWidth][i] += d_pre[i];
               }
             }
+            columns.ShiftWindow();
           }
-          columns.ShiftWindow();
-        }
 #pragma unroll
-        for (int i = 0; i < kChannels; ++i) {
+          for (int i = 0; i < kChannels; ++i) {
 #pragma unroll
-          for (int j = 0; j + 1 < kWidth; ++j) recent[j][i] = recent[j + 1][i];
-          recent[kWidth - 1][i] = d_pre[i];
+            for (int j = 0; j + 1 < kWidth; ++j) recent[j][i] = recent[j + 1][i];
+            recent[kWidth - 1][i] = d_pre[i];
+          }
+          const int64_t at = t - kWidth + 1;
+          if (at < low) continue;
+          Values d_x;
+          columns.InputGradient(recent, at, d_x);
+          Access::Store(a.d_x, a.d_x_dtype, at * a.d_x_token_stride + c, d_x);
         }
-        const int64_t at = t - kWidth + 1;
-        if (at < low) continue;
-        Values d_x;
-        columns.InputGradient(recent, at, d_x);
-        Access::Store(a.d_x, a.d_x_dtype, at * a.d_x_token_stride + c, d_x);
+        in_run += kStep;
+        if (in_run < kRun) continue;
+        in_run = 0;
+#pragma unroll
+        for (int j = 0; j <= kWidth; ++j) {
+#pragma unroll
+          for (int i = 0; i < kChannels; ++i) {
+            total[j][i] += run[j][i];
+            run[j][i] = 0.0f;
+          }
+        }
       }
       low = high;
     }
@@ -263,9 +284,9 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t t = columns.begin + s;
       float d_pre[1] = {};
       if (t < columns.end) {
-        float now[1], d_y[1];
+        float now[1];
         columns.Input(t, now);
-        AnyAccess::Load(a.d_y, a.d_y_dtype, t * a.d_y_token_stride + c, d_y);
+        const float d_y[1] = {LoadAs(a.d_y, a.d_y_dtype, t * a.d_y_token_stride + c)};
         columns.Gradient(now, d_y, d_pre);
         columns.ShiftWindow();
       }
@@ -290,26 +311,24 @@ bool CoversPairs(const gdn_causal_conv_backward_args& a) {
 }
 
 template <typename Access, int kWidth>
-void LaunchSegments(const gdn_causal_conv_backward_args& args, float* partial,
-                    cudaStream_t stream) {
+cudaError_t LaunchSegments(const gdn_causal_conv_backward_args& args, float* partial, bool early,
+                           cudaStream_t stream) {
   const int64_t groups = (args.channels + Access::kChannels - 1) / Access::kChannels;
   const dim3 grid(static_cast<unsigned>((groups + kThreads - 1) / kThreads),
                   static_cast<unsigned>(Segments(args.channels)));
-  Segment<Access, kWidth><<<grid, kThreads, 0, stream>>>(args, partial);
+  return LaunchMaybeEarly(early, grid, dim3(kThreads), 0, stream, Segment<Access, kWidth>, args,
+                          partial);
 }
 
 template <int kWidth>
-gdn_status Launch(const gdn_causal_conv_backward_args& args, float* partial, cudaStream_t stream) {
-  if (kWidth == 4 && CoversPairs(args)) {
-    if (args.x_dtype == GDN_BF16) {
-      LaunchSegments<PairAccess<Bf16>, 4>(args, partial, stream);
-    } else {
-      LaunchSegments<PairAccess<F16>, 4>(args, partial, stream);
-    }
-  } else {
-    LaunchSegments<AnyAccess, kWidth>(args, partial, stream);
-  }
-  if (const gdn_status status = CheckLaunch(kOp); status != GDN_OK) return status;
+gdn_status Launch(const gdn_causal_conv_backward_args& args, float* partial, bool early,
+                  cudaStream_t stream) {
+  const auto segments = kWidth != 4 || !CoversPairs(args) ? LaunchSegments<AnyAccess, kWidth>
+                        : args.x_dtype == GDN_BF16        ? LaunchSegments<PairAccess<Bf16>, 4>
+                                                          : LaunchSegments<PairAccess<F16>, 4>;
+  const cudaError_t error = segments(args, partial, early, stream);
+  if (error != cudaSuccess) (void)cudaGetLastError();
+  if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   if (args.d_initial_state == nullptr) return GDN_OK;
   const dim3 grid(static_cast<unsigned>((args.channels + kThreads - 1) / kThreads),
                   static_cast<unsigned>(std::min<int64_t>(args.sequences, 65535)));
@@ -317,23 +336,23 @@ gdn_status Launch(const gdn_causal_conv_backward_args& args, float* partial, cud
   return CheckLaunch(kOp);
 }
 
-gdn_status Launch(const gdn_causal_conv_backward_args& args, float* partial, cudaStream_t stream) {
-  static_assert(kMaxWidth == 8);
+gdn_status Launch(const gdn_causal_conv_backward_args& args, float* partial, bool early,
+                  cudaStream_t stream) {
   switch (args.width) {
     case 2:
-      return Launch<2>(args, partial, stream);
+      return Launch<2>(args, partial, early, stream);
     case 3:
-      return Launch<3>(args, partial, stream);
+      return Launch<3>(args, partial, early, stream);
     case 4:
-      return Launch<4>(args, partial, stream);
+      return Launch<4>(args, partial, early, stream);
     case 5:
-      return Launch<5>(args, partial, stream);
+      return Launch<5>(args, partial, early, stream);
     case 6:
-      return Launch<6>(args, partial, stream);
+      return Launch<6>(args, partial, early, stream);
     case 7:
-      return Launch<7>(args, partial, stream);
+      return Launch<7>(args, partial, early, stream);
     default:
-      return Launch<8>(args, partial, stream);
+      return Launch<8>(args, partial, early, stream);
   }
 }
 
@@ -349,7 +368,7 @@ gdn_status CausalConvBackward(const gdn_exec& exec, const gdn_causal_conv_backwa
   if (const gdn_status status = CurrentDevice(kOp, &device); status != GDN_OK) return status;
   auto* const partial = static_cast<float*>(exec.workspace);
   if (args.sequences > 0) {
-    const gdn_status status = Launch(args, partial, Stream(exec));
+    const gdn_status status = Launch(args, partial, device.compute_capability >= 90, Stream(exec));
     if (status != GDN_OK) return status;
   }
   const PartialSums sums = {partial,

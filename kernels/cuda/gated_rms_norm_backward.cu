@@ -9,8 +9,6 @@ namespace gdn::cuda {
 namespace {
 
 constexpr char kOp[] = "gated_rms_norm_backward";
-constexpr int kRows = 2;
-
 // Rows behind each partial row of dgamma: a function of the extents alone, so that no device moves
 // a bit. Short rows: enough blocks to even out what multiprocessors get of the memory's bandwidth,
 // few enough for the partial rows to be small beside the input.
@@ -20,10 +18,12 @@ int64_t PartialRows(const gdn_gated_rms_norm_input& in) {
     constexpr int64_t kMaxPartials = 384;
     return std::max<int64_t>(1, (rows + kMaxPartials - 1) / kMaxPartials);
   }
-  constexpr int64_t kMaxPartials = 4096;
-  constexpr int64_t kLeast = 32;
-  const int64_t least = std::max(kLeast, (rows + kMaxPartials - 1) / kMaxPartials);
-  return (least + kStreams * kRows - 1) / (kStreams * kRows) * (kStreams * kRows);
+  constexpr int64_t kWanted = 1024;
+  constexpr int64_t kMaxPartials = 16384;
+  const int64_t most = (rows > 512 * kWanted ? 128 : 64) * 128 / in.dim;
+  const int64_t each = std::max(std::min((rows + kWanted - 1) / kWanted, most),
+                                (rows + kMaxPartials - 1) / kMaxPartials);
+  return std::max<int64_t>(1, (each + kStreams - 1) / kStreams) * kStreams;
 }
 
 int64_t Partials(const gdn_gated_rms_norm_input& in) {
@@ -39,25 +39,28 @@ bool CoversRows(const GatedBackward& p) {
 }
 
 template <typename X, typename G>
-void Launch(const GatedBackward& p, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(Partials(p.args.in)));
+cudaError_t Launch(const GatedBackward& p, bool early, cudaStream_t stream) {
+  const auto launch = [&](int threads, void (*kernel)(GatedBackward)) {
+    const dim3 grid(static_cast<unsigned>(Partials(p.args.in)));
+    return LaunchMaybeEarly(early, grid, dim3(static_cast<unsigned>(threads)), 0, stream, kernel,
+                            p);
+  };
   if constexpr (sizeof(X) == 2) {
     if (CoversRows(p)) {
       switch (p.args.in.dim) {
         case 64:
-          return BackwardRows<X, G, 64, kRows><<<grid, 64, 0, stream>>>(p);
+          return launch(kBackwardThreads<64>, BackwardRows<X, G, 64>);
         case 128:
-          return BackwardRows<X, G, 128, kRows><<<grid, 128, 0, stream>>>(p);
+          return launch(kBackwardThreads<128>, BackwardRows<X, G, 128>);
         default:
-          return BackwardRows<X, G, 256, kRows><<<grid, 256, 0, stream>>>(p);
+          return launch(kBackwardThreads<256>, BackwardRows<X, G, 256>);
       }
     }
   }
-  if (p.args.in.dim <= kStreamsMaxDim) {
-    BackwardAnyRows<X, G, 32><<<grid, kAnyThreads, 0, stream>>>(p);
-  } else {
-    BackwardAnyRows<X, G, kAnyThreads><<<grid, kAnyThreads, 0, stream>>>(p);
-  }
+  constexpr int kBlock = 256;
+  return p.args.in.dim <= kStreamsMaxDim
+             ? launch(kAnyBackwardThreads<32>, BackwardAnyRows<X, G, 32>)
+             : launch(kAnyBackwardThreads<kBlock>, BackwardAnyRows<X, G, kBlock>);
 }
 
 GatedBackward Describe(const gdn_exec& exec, const gdn_gated_rms_norm_backward_args& args) {
@@ -68,8 +71,8 @@ GatedBackward Describe(const gdn_exec& exec, const gdn_gated_rms_norm_backward_a
   in.gate_strides = UsedStrides(in, in.gate_strides);
   p.args.dy_strides = UsedStrides(in, args.dy_strides);
   p.axes = AxesOf(in);
-  p.dense = IsDense(in, in.x_strides) && IsDense(in, in.gate_strides) &&
-            IsDense(in, p.args.dy_strides);
+  p.dense =
+      IsDense(in, in.x_strides) && IsDense(in, in.gate_strides) && IsDense(in, p.args.dy_strides);
   const int64_t x_size = in.x_dtype == GDN_F32 ? 4 : 2;
   const int64_t gate_size = in.gate_dtype == GDN_F32 ? 4 : 2;
   const auto aligned = [&](const void* data) {
@@ -99,11 +102,14 @@ gdn_status GatedRmsNormBackward(const gdn_exec& exec,
   const int64_t partials = Partials(args.in);
   if (partials > 0) {
     const GatedBackward p = Describe(exec, args);
+    const bool early = device.compute_capability >= 90;
+    cudaError_t error = cudaSuccess;
     ForElementType(args.in.x_dtype, [&]<typename X>() {
-      args.in.gate_dtype == GDN_F32 ? Launch<X, float>(p, Stream(exec))
-                                    : Launch<X, X>(p, Stream(exec));
+      error = args.in.gate_dtype == GDN_F32 ? Launch<X, float>(p, early, Stream(exec))
+                                            : Launch<X, X>(p, early, Stream(exec));
     });
-    if (const gdn_status status = CheckLaunch(kOp); status != GDN_OK) return status;
+    if (error != cudaSuccess) (void)cudaGetLastError();
+    if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   }
   const PartialSums sums = {static_cast<const float*>(exec.workspace),
                             partials,

@@ -90,8 +90,7 @@ gdn_status GatedRmsNormForward(const gdn_exec& exec, const gdn_gated_rms_norm_fo
     if (const gdn_status status = CheckLaunch(kOp); status != GDN_OK) return status;
   }
   if (empty) return GDN_OK;
-  // Only what joins amax waits for Prepare.
-  const bool early = args.amax != nullptr && device.compute_capability >= 90;
+  const bool early = device.compute_capability >= 90;
   cudaError_t error = cudaSuccess;
   ForElementType(args.in.x_dtype, [&]<typename X>() {
     error = args.in.gate_dtype == GDN_F32 ? Launch<X, float>(p, early, Stream(exec))

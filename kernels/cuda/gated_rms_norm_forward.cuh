@@ -82,8 +82,7 @@ __device__ inline void JoinAmax(float* amax, uint32_t largest) {
 // Rows of kDim elements with all vectors aligned: kDim / 8 lanes a row, kRows rows a lane, whose
 // loads are all under way before the first is used.
 template <typename X, typename G, int kDim, bool kFp8, int kRows, int kThreads>
-__global__ void __launch_bounds__(kThreads)
-    ForwardRows(const __grid_constant__ GatedForward p) {
+__global__ void __launch_bounds__(kThreads) ForwardRows(const __grid_constant__ GatedForward p) {
   constexpr int kLanes = kDim / kVectorElements;
   constexpr int kGroups = kThreads / kLanes;
   const gdn_gated_rms_norm_forward_args& a = p.args;
@@ -91,6 +90,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool silu = a.in.activation == GDN_GATE_SILU;
   const int column = static_cast<int>(threadIdx.x) % kLanes * kVectorElements;
   const uint32_t first = blockIdx.x * uint32_t{kGroups * kRows} + threadIdx.x / kLanes;
+  if (a.amax == nullptr) WaitForPreviousKernel();  // Else that kernel only prepares amax.
   Vector<X> x[kRows];
   Vector<G> gate[kRows];
 #pragma unroll
@@ -163,6 +163,7 @@ __global__ void __launch_bounds__(kAnyThreads)
   const bool silu = a.in.activation == GDN_GATE_SILU;
   const int64_t dim = a.in.dim;
   const int64_t thread = threadIdx.x % kRowThreads;
+  if (a.amax == nullptr) WaitForPreviousKernel();
   uint32_t block_largest = 0;
   for (int64_t row = blockIdx.x * int64_t{kBlockRows} + threadIdx.x / kRowThreads;
        row < p.axes.rows; row += int64_t{gridDim.x} * kBlockRows) {

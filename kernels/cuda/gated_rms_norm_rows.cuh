@@ -10,32 +10,13 @@
 
 #include "gdn/kernels/gated_rms_norm_training.h"
 #include "kernels/cuda/math.cuh"
+#include "kernels/cuda/narrow_pair.cuh"
 #include "kernels/cuda/row_view.cuh"
+#include "kernels/cuda/sigmoid.cuh"
 
 namespace gdn::cuda {
 
 using Floats8 = float[kVectorElements];
-
-// Two values at once, for one instruction rounds both.
-template <typename T>
-__device__ inline void NarrowPair(float a, float b, T* to);
-template <>
-__device__ inline void NarrowPair<float>(float a, float b, float* to) {
-  to[0] = a;
-  to[1] = b;
-}
-template <>
-__device__ inline void NarrowPair<Bf16>(float a, float b, Bf16* to) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-  to[0] = pair.x;
-  to[1] = pair.y;
-}
-template <>
-__device__ inline void NarrowPair<F16>(float a, float b, F16* to) {
-  const __half2 pair = __floats2half2_rn(a, b);
-  to[0] = pair.x;
-  to[1] = pair.y;
-}
 
 template <typename T>
 __device__ inline Vector<T> NarrowAll(const Floats8& values) {
@@ -73,24 +54,16 @@ __device__ inline void LoadWeight(const gdn_gated_rms_norm_input& in, bool vecto
   }
 }
 
-// Sigmoid of math.cuh without its care for results below 2^-126, which are 0 here. e: e^-x.
-__device__ inline float GateSigmoid(float x, float* e) {
-  float sigmoid;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(*e) : "f"(-x * 1.44269504f));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(sigmoid) : "f"(1.0f + *e));
-  return sigmoid;
-}
-
 __device__ inline float GateAct(bool silu, float gate) {
   float e;
-  const float sigmoid = GateSigmoid(gate, &e);
+  const float sigmoid = FastSigmoid(gate, &e);
   return silu ? gate * sigmoid : sigmoid;
 }
 
 // The activation, and its derivative.
 __device__ inline float GateAct(bool silu, float gate, float* derivative) {
   float e;
-  const float sigmoid = GateSigmoid(gate, &e);
+  const float sigmoid = FastSigmoid(gate, &e);
   // 1 - sigmoid is e * sigmoid without cancellation, unless e is infinite.
   const float rest = gate > 0.0f ? e * sigmoid : 1.0f - sigmoid;
   if (silu) {

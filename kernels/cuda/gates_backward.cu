@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/partial_sums.cuh"
+#include "kernels/cuda/vector.cuh"
 
 namespace gdn::cuda {
 namespace {
@@ -27,6 +28,8 @@ __global__ void __launch_bounds__(kHeads* kStreams)
   const int64_t h = blockIdx.y * int64_t{kHeads} + lane;
   const int64_t begin = blockIdx.x * int64_t{kTokens};
   const int64_t end = min(a.tokens, begin + kTokens);
+  WaitForPreviousKernel();
+  AllowNextKernel();
   float d_a_log = 0.0f;
   float d_dt_bias = 0.0f;
   if (h < a.value_heads) {
@@ -46,8 +49,7 @@ __global__ void __launch_bounds__(kHeads* kStreams)
       static_cast<T*>(a.d_a)[t * a.d_a_token_stride + h] = Narrow<T>(d_a);
       // sigmoid(-b) is 1 - sigmoid(b) without its cancellation.
       const float slope = ExactSigmoid(b) * ExactSigmoid(-b);
-      static_cast<T*>(a.d_b)[t * a.d_b_token_stride + h] =
-          Narrow<T>(d_beta * a.beta_scale * slope);
+      static_cast<T*>(a.d_b)[t * a.d_b_token_stride + h] = Narrow<T>(d_beta * a.beta_scale * slope);
     }
   }
   of_streams[0][stream][lane] = d_a_log;
@@ -77,18 +79,16 @@ gdn_status GatesBackward(const gdn_exec& exec, const gdn_gates_backward_args& ar
   if (partials > 0) {
     const dim3 grid(static_cast<unsigned>(partials),
                     static_cast<unsigned>((args.value_heads + kHeads - 1) / kHeads));
-    constexpr int kThreads = kHeads * kStreams;
-    if (args.dtype == GDN_F32) {
-      Kernel<float><<<grid, kThreads, 0, Stream(exec)>>>(args, partial);
-    } else if (args.dtype == GDN_BF16) {
-      Kernel<Bf16><<<grid, kThreads, 0, Stream(exec)>>>(args, partial);
-    } else {
-      Kernel<F16><<<grid, kThreads, 0, Stream(exec)>>>(args, partial);
-    }
-    if (const gdn_status status = CheckLaunch(kOp); status != GDN_OK) return status;
+    cudaError_t error = cudaSuccess;
+    ForElementType(args.dtype, [&]<typename T>() {
+      error = LaunchMaybeEarly(device.compute_capability >= 90, grid, dim3(kHeads * kStreams), 0,
+                               Stream(exec), Kernel<T>, args, partial);
+    });
+    if (error != cudaSuccess) (void)cudaGetLastError();
+    if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   }
-  const PartialSums sums = {partial,          partials,         args.value_heads, args.d_a_log,
-                            GDN_F32,          args.value_heads, args.d_dt_bias};
+  const PartialSums sums = {partial, partials,         args.value_heads, args.d_a_log,
+                            GDN_F32, args.value_heads, args.d_dt_bias};
   return LaunchPartialSums(kOp, sums, device, Stream(exec));
 }
 

@@ -1,7 +1,9 @@
 #include "gdn/kernels/l2_norm_backward.h"
 
 #include "kernels/cuda/block_sum.cuh"
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/linear_launch.h"
 #include "kernels/cuda/math.cuh"
 #include "kernels/cuda/vector.cuh"
 
@@ -10,7 +12,7 @@ namespace {
 
 constexpr char kOp[] = "l2_norm_backward";
 constexpr int kThreads = 128;
-constexpr int kRows = 2;
+constexpr int kRows = 1;
 
 __device__ inline float Gradient(float y, float scaled_dy, float rstd, float c) {
   return rstd * fmaf(-y, c, scaled_dy);
@@ -46,6 +48,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kGroups = kThreads / kLanes;
   const int column = static_cast<int>(threadIdx.x) % kLanes * kVectorElements;
   const int64_t first = blockIdx.x * int64_t{kGroups * kRows} + threadIdx.x / kLanes;
+  WaitForPreviousKernel();
   Vector<T> y[kRows] = {};
   Vector<T> dy[kRows] = {};
   float rstd[kRows] = {};
@@ -70,8 +73,8 @@ __global__ void __launch_bounds__(kThreads)
     Vector<T> dx;
 #pragma unroll
     for (int e = 0; e < kVectorElements; ++e) {
-      dx.element[e] = Narrow<T>(Gradient(Widen(y[i].element[e]), a.scale * Widen(dy[i].element[e]),
-                                         rstd[i], c));
+      dx.element[e] = Narrow<T>(
+          Gradient(Widen(y[i].element[e]), a.scale * Widen(dy[i].element[e]), rstd[i], c));
     }
     StoreVector(static_cast<T*>(a.dx) + row * a.dx_row_stride + column, dx);
   }
@@ -84,23 +87,15 @@ bool CoversVectors(const gdn_l2_norm_backward_args& a) {
          IsVectorAligned(a.dx, a.dx_row_stride) && a.rows < int64_t{1} << 31;
 }
 
-template <typename T, int kDim>
-void LaunchVectors(const gdn_l2_norm_backward_args& args, cudaStream_t stream) {
-  constexpr int64_t kBlockRows = kThreads / (kDim / kVectorElements) * kRows;
-  const auto grid = static_cast<unsigned>((args.rows + kBlockRows - 1) / kBlockRows);
-  VectorRows<T, kDim><<<grid, kThreads, 0, stream>>>(args);
-}
-
 template <typename T>
-void LaunchVectors(const gdn_l2_norm_backward_args& args, cudaStream_t stream) {
-  switch (args.dim) {
-    case 64:
-      return LaunchVectors<T, 64>(args, stream);
-    case 128:
-      return LaunchVectors<T, 128>(args, stream);
-    default:
-      return LaunchVectors<T, 256>(args, stream);
-  }
+cudaError_t LaunchVectors(const gdn_l2_norm_backward_args& args, bool early, cudaStream_t stream) {
+  const int64_t block_rows = kThreads / (args.dim / kVectorElements) * kRows;
+  const dim3 grid(static_cast<unsigned>((args.rows + block_rows - 1) / block_rows));
+  return LaunchMaybeEarly(early, grid, dim3(kThreads), 0, stream,
+                          args.dim == 64    ? VectorRows<T, 64>
+                          : args.dim == 128 ? VectorRows<T, 128>
+                                            : VectorRows<T, 256>,
+                          args);
 }
 
 }  // namespace
@@ -111,12 +106,14 @@ gdn_status L2NormBackward(const gdn_exec& exec, const gdn_l2_norm_backward_args&
   if (const gdn_status status = CurrentDevice(kOp, &device); status != GDN_OK) return status;
   if (!CoversVectors(args)) {
     AnyRows<<<GridFor(args.rows, 1), kThreads, 0, Stream(exec)>>>(args);
-  } else if (args.y_dtype == GDN_BF16) {
-    LaunchVectors<Bf16>(args, Stream(exec));
-  } else {
-    LaunchVectors<F16>(args, Stream(exec));
+    return CheckLaunch(kOp);
   }
-  return CheckLaunch(kOp);
+  const bool early = device.compute_capability >= 90;
+  const cudaError_t error = args.y_dtype == GDN_BF16
+                                ? LaunchVectors<Bf16>(args, early, Stream(exec))
+                                : LaunchVectors<F16>(args, early, Stream(exec));
+  if (error != cudaSuccess) (void)cudaGetLastError();
+  return CheckCuda(kOp, error);
 }
 
 }  // namespace gdn::cuda

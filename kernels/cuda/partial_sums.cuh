@@ -37,6 +37,7 @@ __global__ void __launch_bounds__(kSumColumns* kLanes)
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   WaitForPreviousKernel();
+  AllowNextKernel();
   float sum = 0.0f;
   for (int64_t first = threadIdx.x / kSumColumns; column < width && first < p.count;
        first += kLoads * kLanes) {
@@ -72,11 +73,11 @@ inline gdn_status LaunchPartialSums(const char* op, const PartialSums& p, const 
   constexpr int64_t kFewColumns = 4096;
   const int64_t width = p.columns + p.more_columns;
   const bool many = width <= kFewColumns;  // The blocks are few: then their lanes are many.
-  const cudaError_t error = LaunchMaybeEarly(
-      device.compute_capability >= 90,
-      dim3(static_cast<unsigned>((width + kSumColumns - 1) / kSumColumns)),
-      dim3(kSumColumns * (many ? kMany : kFew)), 0, stream,
-      many ? SumPartials<kMany> : SumPartials<kFew>, p);
+  const cudaError_t error =
+      LaunchMaybeEarly(device.compute_capability >= 90,
+                       dim3(static_cast<unsigned>((width + kSumColumns - 1) / kSumColumns)),
+                       dim3(kSumColumns * (many ? kMany : kFew)), 0, stream,
+                       many ? SumPartials<kMany> : SumPartials<kFew>, p);
   if (error != cudaSuccess) (void)cudaGetLastError();
   return CheckCuda(op, error);
 }

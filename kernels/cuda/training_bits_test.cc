@@ -5,6 +5,7 @@
 
 #include "gdn/kernels/causal_conv_backward.h"
 #include "gdn/kernels/gates_backward.h"
+#include "gdn/kernels/l2_norm.h"
 #include "gdn/kernels/l2_norm_backward.h"
 #include "kernels/gated_rms_norm_training_test_util.h"
 
@@ -67,8 +68,8 @@ DeviceOp GatedNorm(const Shape& s, gdn_dtype dtype, gdn_fp8_scaling fp8) {
   const auto at = [&op](size_t i) { return op.buffers[i].get(); };
   const auto floats = [&op](size_t i) { return op.buffers[i].get<float>(); };
   gdn_gated_rms_norm_forward_args forward{};
-  forward.in = {s.batch,   s.seq,    s.heads, s.dim,    at(x),     dtype, Dense(s),
-                at(gate),  dtype,    Dense(s), at(gamma), GDN_F32, 0,     GDN_GATE_SILU};
+  forward.in = {s.batch,  s.seq, s.heads,  s.dim,     at(x),   dtype, Dense(s),
+                at(gate), dtype, Dense(s), at(gamma), GDN_F32, 0,     GDN_GATE_SILU};
   forward.eps = 1e-6f;
   forward.y = at(y);
   forward.rstd = floats(rstd);
@@ -110,9 +111,19 @@ DeviceOp L2Backward(int64_t rows, int64_t dim, gdn_dtype dtype) {
   const size_t dy = op.Add(Normal(6, dtype, rows * dim));
   const size_t rstd = op.Add(Normal(7, GDN_F32, rows));
   const size_t dx = op.AddOutput(dtype, rows * dim);
-  const gdn_l2_norm_backward_args args = {
-      rows,  dim, op.buffers[y].get(),  dtype, dim, op.buffers[rstd].get<float>(),
-      op.buffers[dy].get(), dtype, dim, op.buffers[dx].get(), dtype, dim, 1.0f};
+  const gdn_l2_norm_backward_args args = {rows,
+                                          dim,
+                                          op.buffers[y].get(),
+                                          dtype,
+                                          dim,
+                                          op.buffers[rstd].get<float>(),
+                                          op.buffers[dy].get(),
+                                          dtype,
+                                          dim,
+                                          op.buffers[dx].get(),
+                                          dtype,
+                                          dim,
+                                          1.0f};
   op.call = [args](const gdn_exec& exec) { return gdn_l2_norm_backward(&exec, &args); };
   return op;
 }
@@ -309,8 +320,9 @@ TEST_F(TrainingBitsCuda, X9RowsDoNotDependOnTheirCompany) {
     for (const int64_t row : {0, 17, 332}) {
       Problem alone = many;
       alone.shape.seq = 1;
-      for (const auto& [from, to] : {std::pair{&many.x, &alone.x}, std::pair{&many.gate, &alone.gate},
-                                     std::pair{&many.dy, &alone.dy}}) {
+      for (const auto& [from, to] :
+           {std::pair{&many.x, &alone.x}, std::pair{&many.gate, &alone.gate},
+            std::pair{&many.dy, &alone.dy}}) {
         *to = View(GDN_BF16, alone.shape, Layout::kDense);
         for (int64_t i = 0; i < dim; ++i) to->storage.Set(i, from->storage.Get(row * dim + i));
       }
@@ -321,6 +333,45 @@ TEST_F(TrainingBitsCuda, X9RowsDoNotDependOnTheirCompany) {
         ASSERT_EQ(one.dgate.Get(i), all.dgate.Get(row * dim + i));
       }
       EXPECT_EQ(one.rstd.Get(0), all.rstd.Get(row));
+    }
+  }
+}
+
+// A2, A18: rows on 16 bytes have a kernel of their own; it must not move a bit of y or rstd.
+TEST_F(TrainingBitsCuda, A18L2NormHasTheSameBitsWhateverTheAlignment) {
+  for (const gdn_dtype dtype : {GDN_BF16, GDN_F16}) {
+    for (const int64_t dim : {64, 128}) {
+      constexpr int64_t kRows = 1003;
+      const Tensor dense = Normal(22, dtype, kRows * dim);
+      std::vector<Tensor> y, rstd;
+      for (const int64_t pad : {8, 3}) {
+        const int64_t stride = dim + pad;
+        Tensor x(dtype, kRows * stride);
+        for (int64_t i = 0; i < dense.size(); ++i) {
+          x.Set(i / dim * stride + i % dim, dense.Get(i));
+        }
+        Tensor strided(dtype, kRows * stride);
+        rstd.emplace_back(GDN_F32, kRows);
+        gdn_l2_norm_args args = {kRows, dim,    x.data(),
+                                 dtype, stride, strided.data(),
+                                 dtype, stride, static_cast<float*>(rstd.back().data()),
+                                 1e-6f, 0.5f};
+        ASSERT_EQ(CallOp(Execution(Tested()), gdn_l2_norm, args,
+                         {In(x), Out(strided), Out(rstd.back())}, {args.x, args.y, args.rstd}),
+                  GDN_OK)
+            << gdn_last_error();
+        y.emplace_back(dtype, kRows * dim);
+        for (int64_t i = 0; i < dense.size(); ++i) {
+          y.back().Set(i, strided.Get(i / dim * stride + i % dim));
+        }
+        for (int64_t row = 0; row < kRows; ++row) {
+          for (int64_t i = dim; i < stride; ++i) {
+            ASSERT_TRUE(IsPoison(strided, row * stride + i));
+          }
+        }
+      }
+      EXPECT_EQ(y[0].bytes(), y[1].bytes()) << dtype << " dim " << dim;
+      EXPECT_EQ(rstd[0].bytes(), rstd[1].bytes());
     }
   }
 }
@@ -347,8 +398,8 @@ TEST_F(TrainingBitsCuda, X6OffsetsAreSixtyFourBits) {
   constexpr int64_t kFirst = (kRows - kTail) * kDim;
   const View* const views[] = {&small.x, &small.gate, &small.dy};
   for (size_t i = 0; i < 3; ++i) {
-    Must(cudaMemcpy(buffers[i].get<uint16_t>() + kFirst, views[i]->storage.data(),
-                    kTail * kDim * 2, cudaMemcpyHostToDevice));
+    Must(cudaMemcpy(buffers[i].get<uint16_t>() + kFirst, views[i]->storage.data(), kTail * kDim * 2,
+                    cudaMemcpyHostToDevice));
   }
   const DeviceBuffer gamma(small.gamma);
   const DeviceBuffer rstd(static_cast<size_t>(kRows) * sizeof(float));
