@@ -38,7 +38,7 @@ bool CoversRows(const GatedBackward& p) {
          p.axes.rows < kMaxDivided;
 }
 
-template <typename X, typename G>
+template <typename X, typename G, bool kSilu>
 cudaError_t Launch(const GatedBackward& p, bool early, cudaStream_t stream) {
   const auto launch = [&](int threads, void (*kernel)(GatedBackward)) {
     const dim3 grid(static_cast<unsigned>(Partials(p.args.in)));
@@ -49,18 +49,27 @@ cudaError_t Launch(const GatedBackward& p, bool early, cudaStream_t stream) {
     if (CoversRows(p)) {
       switch (p.args.in.dim) {
         case 64:
-          return launch(kBackwardThreads<64>, BackwardRows<X, G, 64>);
+          return launch(kBackwardThreads<64>, BackwardRows<X, G, 64, kSilu>);
         case 128:
-          return launch(kBackwardThreads<128>, BackwardRows<X, G, 128>);
+          return launch(kBackwardThreads<128>, BackwardRows<X, G, 128, kSilu>);
         default:
-          return launch(kBackwardThreads<256>, BackwardRows<X, G, 256>);
+          return launch(kBackwardThreads<256>, BackwardRows<X, G, 256, kSilu>);
       }
     }
   }
   constexpr int kBlock = 256;
-  return p.args.in.dim <= kStreamsMaxDim
-             ? launch(kAnyBackwardThreads<32>, BackwardAnyRows<X, G, 32>)
-             : launch(kAnyBackwardThreads<kBlock>, BackwardAnyRows<X, G, kBlock>);
+  if (p.args.in.dim <= kStreamsMaxDim) {
+    return launch(kAnyBackwardThreads<32>, BackwardAnyRows<X, G, 32, 1, kSilu>);
+  }
+  return p.args.in.dim <= kBlock * kVectorElements
+             ? launch(kBlock, BackwardAnyRows<X, G, kBlock, 1, kSilu>)
+             : launch(kBlock, BackwardAnyRows<X, G, kBlock, 4, kSilu>);
+}
+
+template <typename X, typename G>
+cudaError_t Launch(const GatedBackward& p, bool early, cudaStream_t stream) {
+  return p.args.in.activation == GDN_GATE_SILU ? Launch<X, G, true>(p, early, stream)
+                                               : Launch<X, G, false>(p, early, stream);
 }
 
 GatedBackward Describe(const gdn_exec& exec, const gdn_gated_rms_norm_backward_args& args) {

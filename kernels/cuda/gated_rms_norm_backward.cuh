@@ -43,14 +43,13 @@ constexpr int kBackwardThreads = kDim / kVectorElements* kStreams;
 
 // Rows of kDim elements with all vectors aligned, a block a partial row. 1024 threads share a
 // multiprocessor: the registers of more rows a thread would cost more than they hide.
-template <typename X, typename G, int kDim>
+template <typename X, typename G, int kDim, bool kSilu>
 __global__ void __launch_bounds__(kBackwardThreads<kDim>, 1024 / kBackwardThreads<kDim>)
     BackwardRows(const __grid_constant__ GatedBackward p) {
   constexpr int kLanes = kDim / kVectorElements;
   constexpr int kThreads = kBackwardThreads<kDim>;
   __shared__ float streams[kStreams * kDim];
   const gdn_gated_rms_norm_backward_args& a = p.args;
-  const bool silu = a.in.activation == GDN_GATE_SILU;
   const int column = static_cast<int>(threadIdx.x) % kLanes * kVectorElements;
   const uint32_t stream = threadIdx.x / kLanes;
   const auto begin = static_cast<uint32_t>(blockIdx.x * p.partial_rows);
@@ -82,8 +81,8 @@ __global__ void __launch_bounds__(kBackwardThreads<kDim>, 1024 / kBackwardThread
     WidenAll(gate, gates);
     WidenAll(dy, gradient);
     float sum = 0.0f;
-    GatedGradient<X>(values, gates, gradient, weight, rstd, silu, counts, weighted, dgate, dgamma,
-                     &sum);
+    GatedGradient<X, kSilu>(values, gates, gradient, weight, rstd, counts, weighted, dgate, dgamma,
+                            &sum);
     const float c = LaneSum<kLanes - 1>(sum) / static_cast<float>(kDim);
     if (!counts) continue;
     const int64_t at = int64_t{row} * kDim + column;
@@ -100,16 +99,14 @@ __global__ void __launch_bounds__(kBackwardThreads<kDim>, 1024 / kBackwardThread
 template <int kRowThreads>
 constexpr int kAnyBackwardThreads = kRowThreads == 32 ? 32 * kStreams : kRowThreads;
 
-// Rows of any layout and length: a warp a row up to 256 elements, else a block.
-template <typename X, typename G, int kRowThreads>
+// Rows of any layout of up to 8 * kRowThreads * kVectors elements: a warp a row, or a block.
+template <typename X, typename G, int kRowThreads, int kVectors, bool kSilu>
 __global__ void __launch_bounds__(kAnyBackwardThreads<kRowThreads>)
     BackwardAnyRows(const __grid_constant__ GatedBackward p) {
   constexpr bool kWarpRows = kRowThreads == 32;
-  constexpr int kVectors = kWarpRows ? 1 : 8192 / (kVectorElements * kRowThreads);
   constexpr int kThreads = kAnyBackwardThreads<kRowThreads>;
   __shared__ float streams[kWarpRows ? kStreams * kStreamsMaxDim : 1];
   const gdn_gated_rms_norm_backward_args& a = p.args;
-  const bool silu = a.in.activation == GDN_GATE_SILU;
   const int64_t dim = a.in.dim;
   const int64_t thread = threadIdx.x % kRowThreads;
   const int64_t begin = blockIdx.x * p.partial_rows;
@@ -135,8 +132,8 @@ __global__ void __launch_bounds__(kAnyBackwardThreads<kRowThreads>)
       LoadRow(dy, a.dy_strides.element, p.dy_vectors, i, dim, gradient);
       LoadWeight(a.in, p.gamma_vectors, i, weight);
       // Beyond the row's end dy and x are zeros, and so are all of these.
-      GatedGradient<X>(values[k], gates, gradient, weight, rstd, silu, true, weighted[k], dgate,
-                       dgamma[k], &sum);
+      GatedGradient<X, kSilu>(values[k], gates, gradient, weight, rstd, true, weighted[k], dgate,
+                              dgamma[k], &sum);
       StoreRow(static_cast<G*>(a.dgate) + row * dim, p.dgate_vectors, i, dim, NarrowAll<G>(dgate));
     }
     if constexpr (kWarpRows) {

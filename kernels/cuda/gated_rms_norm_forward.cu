@@ -11,6 +11,8 @@ constexpr int kThreads = 128;
 
 // The outputs that are not a row's: amax, which the rows join, and without rows the scale too.
 __global__ void Prepare(float* amax, const float* fp8_scale, float* fp8_scale_inv) {
+  WaitForPreviousKernel();
+  AllowNextKernel();
   if (amax != nullptr) *amax = 0.0f;
   if (fp8_scale_inv != nullptr) *fp8_scale_inv = __fdiv_rn(1.0f, *fp8_scale);
 }
@@ -21,10 +23,8 @@ bool CoversRows(const GatedForward& p) {
          p.x_vectors && p.gate_vectors && p.y_vectors && p.axes.rows < kMaxDivided;
 }
 
-template <typename X, typename G, int kDim, bool kFp8>
+template <typename X, typename G, int kDim, bool kFp8, int kRows>
 cudaError_t LaunchRows(const GatedForward& p, bool early, cudaStream_t stream) {
-  // A thread with one row lets the most blocks take turns; the row scale's chain wants a second.
-  constexpr int kRows = kFp8 ? 2 : 1;
   constexpr int64_t kBlockRows = kThreads / (kDim / kVectorElements) * kRows;
   const dim3 grid(static_cast<unsigned>((p.axes.rows + kBlockRows - 1) / kBlockRows));
   return LaunchMaybeEarly(early, grid, dim3(kThreads), 0, stream,
@@ -33,8 +33,12 @@ cudaError_t LaunchRows(const GatedForward& p, bool early, cudaStream_t stream) {
 
 template <typename X, typename G, int kDim>
 cudaError_t LaunchRows(const GatedForward& p, bool early, cudaStream_t stream) {
-  return p.args.fp8 == GDN_FP8_NONE ? LaunchRows<X, G, kDim, false>(p, early, stream)
-                                    : LaunchRows<X, G, kDim, true>(p, early, stream);
+  // A thread with one row lets the most blocks take turns. Where rows are many, the chain of the
+  // row scale wants a second one beside it.
+  constexpr int64_t kMany = 65536 * 128 / kDim;
+  if (p.args.fp8 == GDN_FP8_NONE) return LaunchRows<X, G, kDim, false, 1>(p, early, stream);
+  return p.axes.rows <= kMany ? LaunchRows<X, G, kDim, true, 1>(p, early, stream)
+                              : LaunchRows<X, G, kDim, true, 2>(p, early, stream);
 }
 
 template <typename X, typename G>
@@ -54,9 +58,13 @@ cudaError_t Launch(const GatedForward& p, bool early, cudaStream_t stream) {
     }
   }
   const bool warp = p.args.in.dim <= 32 * kVectorElements;
+  constexpr int64_t kBlock = kAnyThreads * kVectorElements;
   const dim3 grid(GridFor(p.axes.rows, warp ? kAnyThreads / 32 : 1));
   return LaunchMaybeEarly(early, grid, dim3(kAnyThreads), 0, stream,
-                          warp ? ForwardAnyRows<X, G, 32> : ForwardAnyRows<X, G, kAnyThreads>, p);
+                          warp                      ? ForwardAnyRows<X, G, 32, 1>
+                          : p.args.in.dim <= kBlock ? ForwardAnyRows<X, G, kAnyThreads, 1>
+                                                    : ForwardAnyRows<X, G, kAnyThreads, 4>,
+                          p);
 }
 
 GatedForward Describe(const gdn_gated_rms_norm_forward_args& args) {
@@ -84,14 +92,16 @@ gdn_status GatedRmsNormForward(const gdn_exec& exec, const gdn_gated_rms_norm_fo
   if (const gdn_status status = CurrentDevice(kOp, &device); status != GDN_OK) return status;
   const GatedForward p = Describe(args);
   const bool empty = p.axes.rows == 0;
-  float* const scale_inv = empty && args.fp8 == GDN_FP8_STATIC ? args.fp8_scale_inv : nullptr;
-  if (args.amax != nullptr || scale_inv != nullptr) {
-    Prepare<<<1, 1, 0, Stream(exec)>>>(args.amax, args.fp8_scale, scale_inv);
-    if (const gdn_status status = CheckLaunch(kOp); status != GDN_OK) return status;
-  }
-  if (empty) return GDN_OK;
   const bool early = device.compute_capability >= 90;
   cudaError_t error = cudaSuccess;
+  float* const scale_inv = empty && args.fp8 == GDN_FP8_STATIC ? args.fp8_scale_inv : nullptr;
+  if (args.amax != nullptr || scale_inv != nullptr) {
+    error = LaunchMaybeEarly(early, dim3(1), dim3(1), 0, Stream(exec), Prepare, args.amax,
+                             args.fp8_scale, scale_inv);
+    if (error != cudaSuccess) (void)cudaGetLastError();
+    if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
+  }
+  if (empty) return GDN_OK;
   ForElementType(args.in.x_dtype, [&]<typename X>() {
     error = args.in.gate_dtype == GDN_F32 ? Launch<X, float>(p, early, Stream(exec))
                                           : Launch<X, X>(p, early, Stream(exec));

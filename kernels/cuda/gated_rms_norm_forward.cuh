@@ -74,7 +74,6 @@ __device__ inline void JoinAmax(float* amax, uint32_t largest) {
   if (threadIdx.x != 0) return;
 #pragma unroll
   for (int i = 0; i < kWarps; ++i) largest = max(largest, of_warps[i]);
-  WaitForPreviousKernel();
   auto* const bits = reinterpret_cast<uint32_t*>(amax);
   if (*static_cast<volatile uint32_t*>(bits) < largest) atomicMax(bits, largest);
 }
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) ForwardRows(const __grid_constant__ 
   const bool silu = a.in.activation == GDN_GATE_SILU;
   const int column = static_cast<int>(threadIdx.x) % kLanes * kVectorElements;
   const uint32_t first = blockIdx.x * uint32_t{kGroups * kRows} + threadIdx.x / kLanes;
-  if (a.amax == nullptr) WaitForPreviousKernel();  // Else that kernel only prepares amax.
+  WaitForPreviousKernel();
   Vector<X> x[kRows];
   Vector<G> gate[kRows];
 #pragma unroll
@@ -152,18 +151,17 @@ __global__ void __launch_bounds__(kThreads) ForwardRows(const __grid_constant__ 
 
 constexpr int kAnyThreads = 256;
 
-// Rows of any layout and length: a warp a row up to 256 elements, else a block.
-template <typename X, typename G, int kRowThreads>
+// Rows of any layout of up to 8 * kRowThreads * kVectors elements: a warp a row, or a block.
+template <typename X, typename G, int kRowThreads, int kVectors>
 __global__ void __launch_bounds__(kAnyThreads)
     ForwardAnyRows(const __grid_constant__ GatedForward p) {
   constexpr bool kWarpRows = kRowThreads == 32;
-  constexpr int kVectors = kWarpRows ? 1 : 8192 / (kVectorElements * kRowThreads);
   constexpr int kBlockRows = kAnyThreads / kRowThreads;
   const gdn_gated_rms_norm_forward_args& a = p.args;
   const bool silu = a.in.activation == GDN_GATE_SILU;
   const int64_t dim = a.in.dim;
   const int64_t thread = threadIdx.x % kRowThreads;
-  if (a.amax == nullptr) WaitForPreviousKernel();
+  WaitForPreviousKernel();
   uint32_t block_largest = 0;
   for (int64_t row = blockIdx.x * int64_t{kBlockRows} + threadIdx.x / kRowThreads;
        row < p.axes.rows; row += int64_t{gridDim.x} * kBlockRows) {
