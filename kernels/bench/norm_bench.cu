@@ -157,7 +157,9 @@ class Bench {
     Report(name, rows, bytes, us, copies_[bytes]);
   }
 
-  gdn_gated_rms_norm_input Input(int64_t rows, int64_t dim, bool strided, gdn_dtype gate_dtype) {
+  // `shift`: elements that the gate is moved from where 16 bytes begin.
+  gdn_gated_rms_norm_input Input(int64_t rows, int64_t dim, bool strided, gdn_dtype gate_dtype,
+                                 int64_t shift = 0) {
     gdn_gated_rms_norm_input in{};
     in.heads = std::min<int64_t>(rows, 32);
     in.batch = 1;
@@ -172,7 +174,7 @@ class Bench {
     in.gate = gate_dtype == GDN_F32
                   ? static_cast<void*>(arena_.TakeFloats(in.seq * width, -3.0f, 3.0f))
                   : arena_.TakeHalves(in.seq * width, -3.0f, 3.0f);
-    if (strided) in.gate = static_cast<const uint16_t*>(in.gate) + 2 * in.heads * dim;
+    if (strided) in.gate = static_cast<const uint16_t*>(in.gate) + 2 * in.heads * dim + shift;
     in.gate_strides = {in.seq * width, width, dim, 1};
     in.gamma = arena_.TakeFloats(dim, 0.5f, 1.5f);
     in.gamma_dtype = GDN_F32;
@@ -181,12 +183,12 @@ class Bench {
   }
 
   void Forward(const char* name, int64_t rows, int64_t dim, bool strided, gdn_fp8_scaling fp8,
-               bool amax) {
+               bool amax, int64_t shift = 0) {
     const double bytes = static_cast<double>(rows) * (dim * (fp8 == GDN_FP8_NONE ? 6.0 : 5.0) +
                                                       4.0 + (fp8 == GDN_FP8_ROW ? 4.0 : 0.0));
     Case(Name(name, dim), rows, bytes, [&](int) {
       gdn_gated_rms_norm_forward_args args{};
-      args.in = Input(rows, dim, strided, GDN_BF16);
+      args.in = Input(rows, dim, strided, GDN_BF16, shift);
       args.eps = 1e-6f;
       args.y = arena_.Take<uint16_t>(rows * dim);
       args.rstd = arena_.Take<float>(rows);
@@ -198,11 +200,11 @@ class Bench {
     });
   }
 
-  void Backward(const char* name, int64_t rows, int64_t dim, bool strided) {
+  void Backward(const char* name, int64_t rows, int64_t dim, bool strided, int64_t shift = 0) {
     const double bytes = static_cast<double>(rows) * (dim * 10.0 + 4.0);
     Case(Name(name, dim), rows, bytes, [&](int) {
       gdn_gated_rms_norm_backward_args args{};
-      args.in = Input(rows, dim, strided, GDN_BF16);
+      args.in = Input(rows, dim, strided, GDN_BF16, shift);
       args.rstd = arena_.TakeFloats(rows, 0.5f, 1.5f);
       args.dy = arena_.TakeHalves(rows * dim, -1.0f, 1.0f);
       args.dy_strides = args.in.x_strides;
@@ -249,6 +251,8 @@ class Bench {
     Forward("forward", rows, dim, false, GDN_FP8_NONE, false);
     Forward("forward, strided gate", rows, dim, true, GDN_FP8_NONE, false);
     if (dim == 128) {
+      Forward("forward, gate on 8 bytes", rows, dim, true, GDN_FP8_NONE, false, 4);
+      Forward("forward, gate on 2 bytes", rows, dim, true, GDN_FP8_NONE, false, 1);
       Forward("forward, amax", rows, dim, false, GDN_FP8_NONE, true);
       Forward("forward, FP8 row scale", rows, dim, false, GDN_FP8_ROW, false);
       Forward("forward, FP8 row scale, amax", rows, dim, false, GDN_FP8_ROW, true);
@@ -256,7 +260,10 @@ class Bench {
     Forward("forward, FP8 static scale", rows, dim, false, GDN_FP8_STATIC, false);
     Backward("backward", rows, dim, false);
     Backward("backward, strided gate", rows, dim, true);
-    if (dim == 128) L2(rows, dim);
+    if (dim != 128) return;
+    Backward("backward, gate on 8 bytes", rows, dim, true, 4);
+    Backward("backward, gate on 2 bytes", rows, dim, true, 1);
+    L2(rows, dim);
   }
 
   void Conv(int64_t sequences, int64_t length, int64_t channels) {

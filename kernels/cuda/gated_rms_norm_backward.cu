@@ -33,8 +33,8 @@ int64_t Partials(const gdn_gated_rms_norm_input& in) {
 
 bool CoversRows(const GatedBackward& p) {
   const int64_t dim = p.args.in.dim;
-  return (dim == 64 || dim == 128 || dim == 256) && p.args.in.x_dtype != GDN_F32 && p.x_vectors &&
-         p.gate_vectors && p.dy_vectors && p.dx_vectors && p.dgate_vectors &&
+  return (dim == 64 || dim == 128 || dim == 256) && p.args.in.x_dtype != GDN_F32 && p.x_unit > 0 &&
+         p.gate_unit > 0 && p.dy_unit > 0 && p.dx_vectors && p.dgate_vectors &&
          p.axes.rows < kMaxDivided;
 }
 
@@ -87,9 +87,9 @@ GatedBackward Describe(const gdn_exec& exec, const gdn_gated_rms_norm_backward_a
   const auto aligned = [&](const void* data) {
     return in.dim % kVectorElements == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
   };
-  p.x_vectors = HasVectors(in, in.x, x_size, in.x_strides);
-  p.gate_vectors = HasVectors(in, in.gate, gate_size, in.gate_strides);
-  p.dy_vectors = HasVectors(in, args.dy, x_size, p.args.dy_strides);
+  p.x_unit = UnitOf(in, in.x, x_size, in.x_strides);
+  p.gate_unit = UnitOf(in, in.gate, gate_size, in.gate_strides);
+  p.dy_unit = UnitOf(in, args.dy, x_size, p.args.dy_strides);
   p.gamma_vectors = aligned(in.gamma);
   p.dx_vectors = aligned(args.dx);
   p.dgate_vectors = aligned(args.dgate);

@@ -12,9 +12,9 @@ struct GatedBackward {
   gdn_gated_rms_norm_backward_args args;  // With the strides that are used.
   RowAxes axes;
   bool dense;  // x, gate and dy.
-  bool x_vectors;
-  bool gate_vectors;
-  bool dy_vectors;
+  int x_unit;  // Of UnitOf.
+  int gate_unit;
+  int dy_unit;
   bool gamma_vectors;
   bool dx_vectors;
   bool dgate_vectors;
@@ -41,7 +41,7 @@ __device__ inline void StorePartial(const float* streams, int dim, float* to) {
 template <int kDim>
 constexpr int kBackwardThreads = kDim / kVectorElements* kStreams;
 
-// Rows of kDim elements with all vectors aligned, a block a partial row. 1024 threads share a
+// Rows of kDim neighbouring elements, a block a partial row. 1024 threads share a
 // multiprocessor: the registers of more rows a thread would cost more than they hide.
 template <typename X, typename G, int kDim, bool kSilu>
 __global__ void __launch_bounds__(kBackwardThreads<kDim>, 1024 / kBackwardThreads<kDim>)
@@ -72,9 +72,10 @@ __global__ void __launch_bounds__(kBackwardThreads<kDim>, 1024 / kBackwardThread
       gate0 = OffsetOf(a.in.gate_strides, index);
       dy0 = OffsetOf(a.dy_strides, index);
     }
-    const Vector<X> x = LoadVector(static_cast<const X*>(a.in.x) + x0 + column);
-    const Vector<G> gate = LoadVector(static_cast<const G*>(a.in.gate) + gate0 + column);
-    const Vector<X> dy = LoadVector(static_cast<const X*>(a.dy) + dy0 + column);
+    const Vector<X> x = LoadUnits(static_cast<const X*>(a.in.x) + x0 + column, p.x_unit);
+    const Vector<G> gate =
+        LoadUnits(static_cast<const G*>(a.in.gate) + gate0 + column, p.gate_unit);
+    const Vector<X> dy = LoadUnits(static_cast<const X*>(a.dy) + dy0 + column, p.dy_unit);
     const float rstd = a.rstd[row];
     Floats8 values, gates, gradient, weighted, dgate;
     WidenAll(x, values);
@@ -127,9 +128,9 @@ __global__ void __launch_bounds__(kAnyBackwardThreads<kRowThreads>)
     for (int k = 0; k < kVectors; ++k) {
       const int64_t i = (thread + k * kRowThreads) * kVectorElements;
       Floats8 gates, gradient, weight, dgate;
-      LoadRow(x, a.in.x_strides.element, p.x_vectors, i, dim, values[k]);
-      LoadRow(gate, a.in.gate_strides.element, p.gate_vectors, i, dim, gates);
-      LoadRow(dy, a.dy_strides.element, p.dy_vectors, i, dim, gradient);
+      LoadRow(x, a.in.x_strides.element, p.x_unit == 16, i, dim, values[k]);
+      LoadRow(gate, a.in.gate_strides.element, p.gate_unit == 16, i, dim, gates);
+      LoadRow(dy, a.dy_strides.element, p.dy_unit == 16, i, dim, gradient);
       LoadWeight(a.in, p.gamma_vectors, i, weight);
       // Beyond the row's end dy and x are zeros, and so are all of these.
       GatedGradient<X, kSilu>(values[k], gates, gradient, weight, rstd, true, weighted[k], dgate,

@@ -20,7 +20,7 @@ __global__ void Prepare(float* amax, const float* fp8_scale, float* fp8_scale_in
 bool CoversRows(const GatedForward& p) {
   const int64_t dim = p.args.in.dim;
   return (dim == 32 || dim == 64 || dim == 128 || dim == 256) && p.args.in.x_dtype != GDN_F32 &&
-         p.x_vectors && p.gate_vectors && p.y_vectors && p.axes.rows < kMaxDivided;
+         p.x_unit > 0 && p.gate_unit > 0 && p.y_vectors && p.axes.rows < kMaxDivided;
 }
 
 template <typename X, typename G, int kDim, bool kFp8, int kRows>
@@ -75,8 +75,8 @@ GatedForward Describe(const gdn_gated_rms_norm_forward_args& args) {
   in.gate_strides = UsedStrides(in, in.gate_strides);
   p.axes = AxesOf(in);
   p.dense = IsDense(in, in.x_strides) && IsDense(in, in.gate_strides);
-  p.x_vectors = HasVectors(in, in.x, in.x_dtype == GDN_F32 ? 4 : 2, in.x_strides);
-  p.gate_vectors = HasVectors(in, in.gate, in.gate_dtype == GDN_F32 ? 4 : 2, in.gate_strides);
+  p.x_unit = UnitOf(in, in.x, in.x_dtype == GDN_F32 ? 4 : 2, in.x_strides);
+  p.gate_unit = UnitOf(in, in.gate, in.gate_dtype == GDN_F32 ? 4 : 2, in.gate_strides);
   const bool whole = in.dim % kVectorElements == 0;
   p.gamma_vectors = whole && reinterpret_cast<uintptr_t>(in.gamma) % 16 == 0;
   // Eight FP8 bytes are one access of eight.

@@ -14,8 +14,8 @@ struct GatedForward {
   gdn_gated_rms_norm_forward_args args;  // With the strides that are used.
   RowAxes axes;
   bool dense;  // x and gate.
-  bool x_vectors;
-  bool gate_vectors;
+  int x_unit;  // Of UnitOf.
+  int gate_unit;
   bool gamma_vectors;
   bool y_vectors;
 };
@@ -78,8 +78,8 @@ __device__ inline void JoinAmax(float* amax, uint32_t largest) {
   if (*static_cast<volatile uint32_t*>(bits) < largest) atomicMax(bits, largest);
 }
 
-// Rows of kDim elements with all vectors aligned: kDim / 8 lanes a row, kRows rows a lane, whose
-// loads are all under way before the first is used.
+// Rows of kDim neighbouring elements: kDim / 8 lanes a row, kRows rows a lane, whose loads are all
+// under way before the first is used.
 template <typename X, typename G, int kDim, bool kFp8, int kRows, int kThreads>
 __global__ void __launch_bounds__(kThreads) ForwardRows(const __grid_constant__ GatedForward p) {
   constexpr int kLanes = kDim / kVectorElements;
@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(kThreads) ForwardRows(const __grid_constant__ 
       x0 = OffsetOf(a.in.x_strides, index);
       gate0 = OffsetOf(a.in.gate_strides, index);
     }
-    x[i] = LoadVector(static_cast<const X*>(a.in.x) + x0 + column);
-    gate[i] = LoadVector(static_cast<const G*>(a.in.gate) + gate0 + column);
+    x[i] = LoadUnits(static_cast<const X*>(a.in.x) + x0 + column, p.x_unit);
+    gate[i] = LoadUnits(static_cast<const G*>(a.in.gate) + gate0 + column, p.gate_unit);
   }
   Floats8 weight;
   LoadWeight(a.in, p.gamma_vectors, column, weight);
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kAnyThreads)
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       const int64_t i = (thread + k * kRowThreads) * kVectorElements;
-      LoadRow(x, a.in.x_strides.element, p.x_vectors, i, dim, values[k]);
+      LoadRow(x, a.in.x_strides.element, p.x_unit == 16, i, dim, values[k]);
       sum = SumOfSquares(values[k], sum);
     }
     if constexpr (kWarpRows) {
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kAnyThreads)
     for (int k = 0; k < kVectors; ++k) {
       const int64_t i = (thread + k * kRowThreads) * kVectorElements;
       Floats8 gates, weight;
-      LoadRow(gate, a.in.gate_strides.element, p.gate_vectors, i, dim, gates);
+      LoadRow(gate, a.in.gate_strides.element, p.gate_unit == 16, i, dim, gates);
       LoadWeight(a.in, p.gamma_vectors, i, weight);
       const Vector<X> y = GatedNorm<X>(values[k], gates, weight, rstd, silu);
       WidenAll(y, values[k]);

@@ -33,8 +33,8 @@
  *  where given, become 0.
  *
  *  CUDA: any layout gives the bits of the dense one. Fastest are 16-bit x with D = 32, 64, 128 or
- *  256, elements next to each other, and pointers and other strides at multiples of 16 bytes (y
- *  with FP8: of 8); other layouts and lengths take a slower kernel.
+ *  256 and elements next to each other, outputs on 16 bytes (y with FP8: on 8), inputs too where
+ *  they can; other layouts and lengths take a slower kernel.
  *
  *  Serving uses gdn_gated_rms_norm, whose y has the same bits on the CPU with round_before_gate,
  *  for eps > 0 and gates above -1e4. Sources: Megatron-LM, megatron/core (fused gated norm);
