@@ -41,9 +41,9 @@ __device__ inline void StorePartial(const float* streams, int dim, float* to) {
 template <int kDim>
 constexpr int kBackwardThreads = kDim / kVectorElements* kStreams;
 
-// Rows of kDim neighbouring elements, a block a partial row. 1024 threads share a
-// multiprocessor: the registers of more rows a thread would cost more than they hide.
-template <typename X, typename G, int kDim, bool kSilu>
+// Rows of kDim neighbouring elements, read by accesses of Unit; a block a partial row. 1024 threads
+// share a multiprocessor: the registers of more rows a thread would cost more than they hide.
+template <typename X, typename G, typename Unit, int kDim, bool kSilu>
 __global__ void __launch_bounds__(kBackwardThreads<kDim>, 1024 / kBackwardThreads<kDim>)
     BackwardRows(const __grid_constant__ GatedBackward p) {
   constexpr int kLanes = kDim / kVectorElements;
@@ -72,10 +72,9 @@ __global__ void __launch_bounds__(kBackwardThreads<kDim>, 1024 / kBackwardThread
       gate0 = OffsetOf(a.in.gate_strides, index);
       dy0 = OffsetOf(a.dy_strides, index);
     }
-    const Vector<X> x = LoadUnits(static_cast<const X*>(a.in.x) + x0 + column, p.x_unit);
-    const Vector<G> gate =
-        LoadUnits(static_cast<const G*>(a.in.gate) + gate0 + column, p.gate_unit);
-    const Vector<X> dy = LoadUnits(static_cast<const X*>(a.dy) + dy0 + column, p.dy_unit);
+    const Vector<X> x = LoadUnits<Unit>(static_cast<const X*>(a.in.x) + x0 + column);
+    const Vector<G> gate = LoadUnits<Unit>(static_cast<const G*>(a.in.gate) + gate0 + column);
+    const Vector<X> dy = LoadUnits<Unit>(static_cast<const X*>(a.dy) + dy0 + column);
     const float rstd = a.rstd[row];
     Floats8 values, gates, gradient, weighted, dgate;
     WidenAll(x, values);

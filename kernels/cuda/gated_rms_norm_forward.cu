@@ -1,5 +1,7 @@
 #include "kernels/cuda/gated_rms_norm_forward.cuh"
 
+#include <algorithm>
+
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear_launch.h"
 
@@ -17,45 +19,57 @@ __global__ void Prepare(float* amax, const float* fp8_scale, float* fp8_scale_in
   if (fp8_scale_inv != nullptr) *fp8_scale_inv = __fdiv_rn(1.0f, *fp8_scale);
 }
 
-bool CoversRows(const GatedForward& p) {
+// The bytes of an access of the tuned kernels to x and gate; 0: they do not cover this call.
+int TunedUnit(const GatedForward& p) {
   const int64_t dim = p.args.in.dim;
-  return (dim == 32 || dim == 64 || dim == 128 || dim == 256) && p.args.in.x_dtype != GDN_F32 &&
-         p.x_unit > 0 && p.gate_unit > 0 && p.y_vectors && p.axes.rows < kMaxDivided;
+  const int unit = std::min(p.x_unit, p.gate_unit);
+  const int least = p.args.fp8 == GDN_FP8_NONE ? 8 : 16;
+  const bool tuned = dim == 32 || dim == 64 || dim == 128 || dim == 256;
+  return tuned && p.y_vectors && p.axes.rows < kMaxDivided && unit >= least ? unit : 0;
 }
 
-template <typename X, typename G, int kDim, bool kFp8, int kRows>
+template <typename X, typename G, typename Unit, int kDim, bool kFp8, int kRows>
 cudaError_t LaunchRows(const GatedForward& p, bool early, cudaStream_t stream) {
   constexpr int64_t kBlockRows = kThreads / (kDim / kVectorElements) * kRows;
   const dim3 grid(static_cast<unsigned>((p.axes.rows + kBlockRows - 1) / kBlockRows));
   return LaunchMaybeEarly(early, grid, dim3(kThreads), 0, stream,
-                          ForwardRows<X, G, kDim, kFp8, kRows, kThreads>, p);
+                          ForwardRows<X, G, Unit, kDim, kFp8, kRows, kThreads>, p);
 }
 
-template <typename X, typename G, int kDim>
+template <typename X, typename G, typename Unit, int kDim>
 cudaError_t LaunchRows(const GatedForward& p, bool early, cudaStream_t stream) {
-  // A thread with one row lets the most blocks take turns. Where rows are many, the chain of the
-  // row scale wants a second one beside it.
-  constexpr int64_t kMany = 65536 * 128 / kDim;
-  if (p.args.fp8 == GDN_FP8_NONE) return LaunchRows<X, G, kDim, false, 1>(p, early, stream);
-  return p.axes.rows <= kMany ? LaunchRows<X, G, kDim, true, 1>(p, early, stream)
-                              : LaunchRows<X, G, kDim, true, 2>(p, early, stream);
+  if constexpr (sizeof(Unit) == 16) {
+    // A thread with one row lets the most blocks take turns. Where rows are many, the chain of the
+    // row scale wants a second one beside it.
+    constexpr int64_t kMany = 65536 * 128 / kDim;
+    if (p.args.fp8 != GDN_FP8_NONE) {
+      return p.axes.rows <= kMany ? LaunchRows<X, G, Unit, kDim, true, 1>(p, early, stream)
+                                  : LaunchRows<X, G, Unit, kDim, true, 2>(p, early, stream);
+    }
+  }
+  return LaunchRows<X, G, Unit, kDim, false, 1>(p, early, stream);
+}
+
+template <typename X, typename G, typename Unit>
+cudaError_t LaunchTuned(const GatedForward& p, bool early, cudaStream_t stream) {
+  switch (p.args.in.dim) {
+    case 32:
+      return LaunchRows<X, G, Unit, 32>(p, early, stream);
+    case 64:
+      return LaunchRows<X, G, Unit, 64>(p, early, stream);
+    case 128:
+      return LaunchRows<X, G, Unit, 128>(p, early, stream);
+    default:
+      return LaunchRows<X, G, Unit, 256>(p, early, stream);
+  }
 }
 
 template <typename X, typename G>
 cudaError_t Launch(const GatedForward& p, bool early, cudaStream_t stream) {
   if constexpr (sizeof(X) == 2) {
-    if (CoversRows(p)) {
-      switch (p.args.in.dim) {
-        case 32:
-          return LaunchRows<X, G, 32>(p, early, stream);
-        case 64:
-          return LaunchRows<X, G, 64>(p, early, stream);
-        case 128:
-          return LaunchRows<X, G, 128>(p, early, stream);
-        default:
-          return LaunchRows<X, G, 256>(p, early, stream);
-      }
-    }
+    const int unit = TunedUnit(p);
+    if (unit == 16) return LaunchTuned<X, G, uint4>(p, early, stream);
+    if (unit == 8) return LaunchTuned<X, G, uint2>(p, early, stream);
   }
   const bool warp = p.args.in.dim <= 32 * kVectorElements;
   constexpr int64_t kBlock = kAnyThreads * kVectorElements;

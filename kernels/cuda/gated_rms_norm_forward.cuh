@@ -78,9 +78,9 @@ __device__ inline void JoinAmax(float* amax, uint32_t largest) {
   if (*static_cast<volatile uint32_t*>(bits) < largest) atomicMax(bits, largest);
 }
 
-// Rows of kDim neighbouring elements: kDim / 8 lanes a row, kRows rows a lane, whose loads are all
-// under way before the first is used.
-template <typename X, typename G, int kDim, bool kFp8, int kRows, int kThreads>
+// Rows of kDim neighbouring elements, read by accesses of Unit: kDim / 8 lanes a row, kRows rows a
+// lane, whose loads are all under way before the first is used.
+template <typename X, typename G, typename Unit, int kDim, bool kFp8, int kRows, int kThreads>
 __global__ void __launch_bounds__(kThreads) ForwardRows(const __grid_constant__ GatedForward p) {
   constexpr int kLanes = kDim / kVectorElements;
   constexpr int kGroups = kThreads / kLanes;
@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(kThreads) ForwardRows(const __grid_constant__ 
       x0 = OffsetOf(a.in.x_strides, index);
       gate0 = OffsetOf(a.in.gate_strides, index);
     }
-    x[i] = LoadUnits(static_cast<const X*>(a.in.x) + x0 + column, p.x_unit);
-    gate[i] = LoadUnits(static_cast<const G*>(a.in.gate) + gate0 + column, p.gate_unit);
+    x[i] = LoadUnits<Unit>(static_cast<const X*>(a.in.x) + x0 + column);
+    gate[i] = LoadUnits<Unit>(static_cast<const G*>(a.in.gate) + gate0 + column);
   }
   Floats8 weight;
   LoadWeight(a.in, p.gamma_vectors, column, weight);

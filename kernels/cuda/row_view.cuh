@@ -96,7 +96,8 @@ inline int UnitOf(const gdn_gated_rms_norm_input& in, const void* data, int64_t 
   return static_cast<int>(bits & -bits);
 }
 
-// Eight neighbouring elements from any multiple of `unit` bytes.
+// Eight neighbouring elements by accesses of a unit's size. Not a choice at run time: where
+// branches of a load join, the thread waits for it.
 template <typename Unit, typename T>
 __device__ inline Vector<T> LoadUnits(const T* data) {
   constexpr int kParts = sizeof(Vector<T>) / sizeof(Unit);
@@ -106,13 +107,6 @@ __device__ inline Vector<T> LoadUnits(const T* data) {
   Vector<T> vector;
   memcpy(&vector, parts, sizeof(vector));
   return vector;
-}
-template <typename T>
-__device__ inline Vector<T> LoadUnits(const T* data, int unit) {
-  if (unit == 16) return LoadVector(data);
-  if (unit == 8) return LoadUnits<uint2>(data);
-  if (sizeof(T) == 4 || unit == 4) return LoadUnits<uint32_t>(data);
-  return LoadUnits<uint16_t>(data);
 }
 
 // Elements i to i + 7 of a row, widened; those beyond its end are zeros.
