@@ -161,12 +161,14 @@ int Main(Flags flags) {
               static_cast<double>(report.weight_bytes) * 1e-6,
               report.upload_bytes_per_second * 1e-9, static_cast<double>(report.state_bytes) * 1e-6,
               static_cast<long long>(report.num_graphs));
-  std::printf("launches of a step, by padded rows:");
-  for (const auto& size : report.graph_sizes) {
-    std::printf(" %lld:%lld", static_cast<long long>(size.rows),
-                static_cast<long long>(size.nodes));
+  for (const bool greedy : {false, true}) {
+    std::printf("launches of a%s step, by padded rows:", greedy ? " greedy" : "");
+    for (const auto& size : greedy ? report.greedy_graph_sizes : report.graph_sizes) {
+      std::printf(" %lld:%lld", static_cast<long long>(size.rows),
+                  static_cast<long long>(size.nodes));
+    }
+    std::printf("\n");
   }
-  std::printf("\n");
   OpTimes ops;
   if (flags.ops) (*pipeline)->set_kernel_timer(&ops);
 

@@ -29,6 +29,7 @@ absl::Status CudaBatch::Build(std::span<const SequenceInput> inputs, const Pipel
   sequences.assign(inputs.size(), {});
   top_width = 0;
   history_count = 0;
+  greedy = true;
   any_hidden_in = any_hidden_out = any_logits = false;
   int64_t steps = 0;
   int64_t prefills = 0;
@@ -45,12 +46,14 @@ absl::Status CudaBatch::Build(std::span<const SequenceInput> inputs, const Pipel
     any_logits = any_logits || place.logits_rows > 0;
     if (input.sample == nullptr) continue;
     sequence.top_logprobs = input.sample->top_logprobs;
+    greedy = greedy && input.sample->temperature == 0.0f;
     top_width = std::max(top_width, sequence.top_logprobs);
     history_count += static_cast<int64_t>(input.sample->history.size());
   }
   top_width = static_cast<int32_t>(std::min<int64_t>(top_width, info.vocab_size));
   decode = prefills == 0 && steps > 0 && !any_hidden_in && !any_hidden_out && !any_logits &&
            top_width == 0 && history_count == 0 && info.has_embedding && info.has_head;
+  greedy = greedy && decode;
   if (!decode) return absl::OkStatus();
   // A graph computes logits for all its rows, in their order.
   for (Sequence& sequence : sequences) {

@@ -20,6 +20,7 @@ struct CudaBatch {
   BatchPlan plan;
   int64_t step = 0;       // Its number, which says whose turn it is.
   bool decode = false;    // One token id a row and nothing but choices wanted: fits a graph.
+  bool greedy = false;    // A decode batch of which no row draws at random.
   bool timed = false;     // Its ops are timed one by one.
   bool measured = false;  // It has passed `begin`, so the time to `done` is known.
   int32_t top_width = 0;  // Alternatives per row of logits.
