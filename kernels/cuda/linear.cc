@@ -1,7 +1,7 @@
-// Which kernels run. Few rows take one launch of the skinny product, some tens the wide one, more
-// cuBLASLt, with the norm before and, for cuBLASLt, the gate after it as kernels of their own. With
-// batch_invariant all rows take the wide product, or where it cannot run the skinny one and the
-// tile product, which gives the same bits; so do few rows before sm_90.
+// Which kernels run. Few rows take one launch of the skinny product, some tens (with a gate, some
+// hundreds) the wide one, more cuBLASLt, with the norm before and, for cuBLASLt, the gate after it
+// as kernels of their own. With batch_invariant all rows take the wide product, or where it cannot
+// run the skinny one and the tile product, which gives the same bits; so do few rows before sm_90.
 #include "gdn/kernels/linear.h"
 
 #include <algorithm>
@@ -28,6 +28,7 @@ constexpr int64_t kPassRows = 1024;
 // Where the wide product is the fastest.
 constexpr int64_t kFewestWideRows = 9;
 constexpr int64_t kMostWideRows = 64;
+constexpr int64_t kMostWideGateRows = 256;
 constexpr int64_t kMostWideOutputs = 32768;
 
 struct Plan final : gdn_linear_plan {
@@ -42,7 +43,9 @@ enum class Path { kSkinny, kTile, kWide, kLt };
 
 Path PathFor(const Plan& plan, int64_t rows) {
   const bool invariant = plan.shape.batch_invariant != 0;
-  const bool wide_is_best = rows >= kFewestWideRows && rows <= kMostWideRows &&
+  const int64_t most_wide =
+      plan.shape.kind == GDN_LINEAR_SILU_MUL ? kMostWideGateRows : kMostWideRows;
+  const bool wide_is_best = rows >= kFewestWideRows && rows <= most_wide &&
                             kernels::LinearOutputs(plan.shape) <= kMostWideOutputs;
   if (plan.wide && (invariant || wide_is_best)) return Path::kWide;
   if (rows <= plan.skinny_rows) return Path::kSkinny;

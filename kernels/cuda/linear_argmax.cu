@@ -2,7 +2,8 @@
 // rows, stays in shared memory as a whole, and one block on each multiprocessor walks over tiles of
 // the weight, whose ring is filled while the kernel before this one still runs (early_start). A
 // thread keeps maximum, sum of exponentials and place of the largest of its rows across all tiles,
-// so that a tile's sums never leave the registers.
+// so that a tile's sums never leave the registers. For more rows, or longer ones, see
+// linear_argmax_many.cuh.
 #include "kernels/cuda/linear_argmax.cuh"
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "kernels/common/validate.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/linear.h"
+#include "kernels/cuda/linear_argmax_many.cuh"
 #include "kernels/cuda/tensor_map.h"
 
 namespace gdn::cuda {
@@ -22,6 +24,7 @@ constexpr char kOp[] = "linear_argmax";
 // The barriers and what the warps find lie beside it.
 constexpr int kSharedBytes = 216 * 1024;
 constexpr int kMostPanelBytes = 128 * 1024;
+constexpr int64_t kMostFewRows = 64;
 constexpr size_t kWorkspaceAlignment = 256;
 
 // Rows of n of a block.
@@ -29,6 +32,13 @@ int TileRows(int64_t rows) { return rows <= 16 ? 16 : rows <= 32 ? 32 : 64; }
 int64_t Stages(int64_t k) { return (k + kStage - 1) / kStage; }
 int64_t PanelBytes(const gdn_linear_argmax_args& args) {
   return Stages(args.k) * kStage * 2 * TileRows(args.rows);
+}
+bool AreFew(const gdn_linear_argmax_args& args) {
+  return args.rows <= kMostFewRows && PanelBytes(args) <= kMostPanelBytes;
+}
+// Rows of n that a block of many takes.
+int ManyRows(int64_t rows) {
+  return rows <= ManyShape<1>::kRows ? ManyShape<1>::kRows : kMostManyRows;
 }
 
 gdn_status CheckShape(const gdn_linear_argmax_args& args, Device* device) {
@@ -42,10 +52,9 @@ gdn_status CheckShape(const gdn_linear_argmax_args& args, Device* device) {
   GDN_CHECK_ARG(args.k % 8 == 0, GDN_UNSUPPORTED_SHAPE,
                 "%s: on CUDA k must be a multiple of 8, got %lld", kOp,
                 static_cast<long long>(args.k));
-  GDN_CHECK_ARG(args.rows <= 64 && PanelBytes(args) <= kMostPanelBytes, GDN_UNSUPPORTED_SHAPE,
-                "%s: on CUDA at most 64 rows of k up to 1024, 32 up to 2048 or 16 up to 4096 fit, "
-                "got %lld rows of k %lld; use linear.h and sampling.h",
-                kOp, static_cast<long long>(args.rows), static_cast<long long>(args.k));
+  GDN_CHECK_ARG(args.rows <= kMostManyRows, GDN_UNSUPPORTED_SHAPE,
+                "%s: on CUDA rows must be at most %d, got %lld; use linear.h and sampling.h", kOp,
+                kMostManyRows, static_cast<long long>(args.rows));
   return GDN_OK;
 }
 
@@ -73,17 +82,21 @@ cudaError_t EncodeRows(gdn_dtype dtype, const void* data, int64_t k, int64_t row
   return EncodeTensorMap(dtype, data, shape, map);
 }
 
+struct Attributes {
+  cudaLaunchAttribute list[2];
+};
 cudaLaunchConfig_t Config(int64_t blocks, int threads, size_t shared, cudaStream_t stream,
-                          cudaLaunchAttribute* early, bool early_start) {
-  early->id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early->val.programmaticStreamSerializationAllowed = 1;
+                          Attributes* attributes, bool early_start) {
+  cudaLaunchAttribute& early = attributes->list[0];
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = early_start ? 1 : 0;
   cudaLaunchConfig_t config = {};
   config.gridDim = static_cast<unsigned>(blocks);
   config.blockDim = static_cast<unsigned>(threads);
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  config.attrs = early;
-  config.numAttrs = early_start ? 1 : 0;
+  config.attrs = attributes->list;
+  config.numAttrs = 1;
   return config;
 }
 
@@ -92,16 +105,35 @@ cudaError_t LaunchProduct(const LinearArgmaxParams& params, int64_t blocks, bool
                           cudaStream_t stream) {
   const cudaError_t error = AllowSharedMemory<ArgmaxKernel<W, kRows>>(kSharedBytes, true);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute early;
+  Attributes attributes = {};
   const cudaLaunchConfig_t config =
-      Config(blocks, kThreads, kSharedBytes, stream, &early, early_start);
+      Config(blocks, kThreads, kSharedBytes, stream, &attributes, early_start);
   return cudaLaunchKernelEx(&config, ArgmaxKernel<W, kRows>, params);
 }
 
+template <typename W, int kBlocks>
+cudaError_t LaunchMany(const LinearArgmaxParams& params, int64_t blocks, bool early_start,
+                       cudaStream_t stream) {
+  const cudaError_t error = AllowSharedMemory<ArgmaxManyKernel<W, kBlocks>>(kSharedBytes, true);
+  if (error != cudaSuccess) return error;
+  Attributes attributes = {};
+  cudaLaunchConfig_t config =
+      Config(blocks, kManyThreads, kSharedBytes, stream, &attributes, early_start);
+  attributes.list[1].id = cudaLaunchAttributeClusterDimension;
+  attributes.list[1].val.clusterDim = {kPair, 1, 1};
+  config.numAttrs = 2;
+  return cudaLaunchKernelEx(&config, ArgmaxManyKernel<W, kBlocks>, params);
+}
+
 template <typename W>
-cudaError_t LaunchProduct(int tile_rows, const LinearArgmaxParams& params, int64_t blocks,
-                          bool early_start, cudaStream_t stream) {
-  switch (tile_rows) {
+cudaError_t LaunchProduct(const gdn_linear_argmax_args& args, const LinearArgmaxParams& params,
+                          int64_t blocks, bool early_start, cudaStream_t stream) {
+  if (!AreFew(args)) {
+    return ManyRows(args.rows) == kMostManyRows
+               ? LaunchMany<W, 2>(params, blocks, early_start, stream)
+               : LaunchMany<W, 1>(params, blocks, early_start, stream);
+  }
+  switch (TileRows(args.rows)) {
     case 16:
       return LaunchProduct<W, 16>(params, blocks, early_start, stream);
     case 32:
@@ -150,28 +182,34 @@ gdn_status LinearArgmax(const gdn_exec& exec, const gdn_linear_argmax_args& args
   }
 
   LinearArgmaxParams params = {};
-  const int tile_rows = TileRows(args.rows);
+  const bool few = AreFew(args);
+  const int weight_rows = few ? kColumns : kManyColumns;
+  const int n_rows = few ? TileRows(args.rows) : ManyRows(args.rows) / kPair;
   GDN_RETURN_IF_ERROR(CheckCuda(kOp, EncodeRows(args.weight_dtype, args.weight, args.k, args.n,
-                                                args.k, kColumns, &params.weight)));
-  GDN_RETURN_IF_ERROR(CheckCuda(kOp, EncodeRows(args.weight_dtype, n, args.k, args.rows,
-                                                n_row_stride, tile_rows, &params.n)));
+                                                args.k, weight_rows, &params.weight)));
+  GDN_RETURN_IF_ERROR(CheckCuda(
+      kOp, EncodeRows(args.weight_dtype, n, args.k, args.rows, n_row_stride, n_rows, &params.n)));
   params.rows = static_cast<int32_t>(args.rows);
   params.outputs = static_cast<int32_t>(args.n);
   params.stages = static_cast<int32_t>(Stages(args.k));
-  params.w_slots = static_cast<int32_t>(
-      std::min<int64_t>(kMaxSlots, (kSharedBytes - kAlignment - PanelBytes(args)) / kWeightBytes));
+  constexpr int64_t kSpace = kSharedBytes - kAlignment;
+  const int64_t slots =
+      few ? std::min<int64_t>(kMaxSlots, (kSpace - PanelBytes(args)) / kWeightBytes)
+          : std::min<int64_t>(kMaxManySlots,
+                              kSpace / (kManyWeightBytes + ManyRows(args.rows) * kStage * 2));
+  params.w_slots = static_cast<int32_t>(slots);
   params.parts =
       reinterpret_cast<ArgmaxPart*>(static_cast<char*>(exec.workspace) + workspace.parts);
-  const int64_t blocks = device.multiprocessors;
+  const int64_t blocks = device.multiprocessors / kPair * kPair;
   GDN_RETURN_IF_ERROR(CheckCuda(
       kOp, args.weight_dtype == GDN_BF16
-               ? LaunchProduct<Bf16>(tile_rows, params, blocks, early_start || makes_n, stream)
-               : LaunchProduct<F16>(tile_rows, params, blocks, early_start || makes_n, stream)));
+               ? LaunchProduct<Bf16>(args, params, blocks, early_start || makes_n, stream)
+               : LaunchProduct<F16>(args, params, blocks, early_start || makes_n, stream)));
   GDN_RETURN_IF_ERROR(CheckLaunch(kOp));
 
-  cudaLaunchAttribute early;
+  Attributes attributes = {};
   const cudaLaunchConfig_t join =
-      Config((args.rows + kJoinRows - 1) / kJoinRows, 32 * kJoinRows, 0, stream, &early, true);
+      Config((args.rows + kJoinRows - 1) / kJoinRows, 32 * kJoinRows, 0, stream, &attributes, true);
   GDN_RETURN_IF_ERROR(CheckCuda(
       kOp, cudaLaunchKernelEx(&join, JoinKernel, static_cast<const ArgmaxPart*>(params.parts),
                               static_cast<int>(blocks), static_cast<int>(args.rows), args.position,

@@ -23,8 +23,8 @@ struct LinearArgmaxParams {
   CUtensorMap n;
   int32_t rows;
   int32_t outputs;
-  int32_t stages;  // Of 64 elements of K.
-  int32_t w_slots;
+  int32_t stages;     // Of 64 elements of K.
+  int32_t w_slots;    // Of the ring.
   ArgmaxPart* parts;  // [rows, blocks]
 };
 

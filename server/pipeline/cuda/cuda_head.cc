@@ -58,18 +58,16 @@ absl::Status CudaHead::Create(const model::ModelSpec& spec, const DeviceModel* w
 }
 
 absl::Status CudaHead::PrepareGreedy() {
-  for (const int64_t rows : {64, 32, 16}) {
-    const gdn_linear_argmax_args args = GreedyArgs(std::min(rows, max_rows_));
-    size_t bytes = 0;
-    gdn_exec exec{};
-    exec.backend = GDN_BACKEND_CUDA;
-    const gdn_status status = gdn_linear_argmax_workspace(&exec, &args, &bytes);
-    if (status == GDN_UNSUPPORTED_SHAPE) continue;
-    GDN_RETURN_IF_ERROR(KernelStatus(status, "head"));
-    greedy_rows_ = args.rows;
-    return ops_->NeedWorkspace("head", gdn_linear_argmax_workspace, args);
-  }
-  return absl::OkStatus();
+  constexpr int64_t kMostRows = 256;
+  const gdn_linear_argmax_args args = GreedyArgs(std::min(kMostRows, max_rows_));
+  gdn_exec exec{};
+  exec.backend = GDN_BACKEND_CUDA;
+  size_t bytes = 0;
+  const gdn_status status = gdn_linear_argmax_workspace(&exec, &args, &bytes);
+  if (status == GDN_UNSUPPORTED_SHAPE) return absl::OkStatus();  // Not on this GPU.
+  GDN_RETURN_IF_ERROR(KernelStatus(status, "head"));
+  greedy_rows_ = args.rows;
+  return ops_->NeedWorkspace("head", gdn_linear_argmax_workspace, args);
 }
 
 gdn_linear_argmax_args CudaHead::GreedyArgs(int64_t rows) const {

@@ -15,10 +15,9 @@
  *  A token's bits and those of its log-probability do not depend on the other rows' values; they
  *  may depend on the number of rows.
  *
- *  CUDA needs compute capability 9.0, and as many rows as fit into shared memory: up to 64 with K
- *  up to 1024, 32 up to 2048, 16 up to 4096. More is refused with GDN_UNSUPPORTED_SHAPE, also by
- *  the workspace query, which is how to ask. Three launches: one that makes n, the product, and one
- *  that joins what its blocks found.
+ *  CUDA needs compute capability 9.0 and at most 256 rows. Anything else is refused with
+ *  GDN_UNSUPPORTED_SHAPE, also by the workspace query, which is how to ask. Three launches: one
+ * that makes n, the product, and one that joins what its blocks found.
  *
  *  Back ends: REF and CUDA.
  */
