@@ -120,9 +120,7 @@ __global__ void __launch_bounds__(kManyThreads, 1)
   const int tiles = (p.outputs + kManyColumns - 1) / kManyColumns;
   const int first_of_pair = static_cast<int>(blockIdx.x) - rank;
   const int rounds =
-      first_of_pair < tiles
-          ? (tiles - 1 - first_of_pair) / static_cast<int>(gridDim.x) + 1
-          : 0;
+      first_of_pair < tiles ? (tiles - 1 - first_of_pair) / static_cast<int>(gridDim.x) + 1 : 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.w_slots; ++i) {
       barriers.full[i].Init();
@@ -164,8 +162,8 @@ __global__ void __launch_bounds__(kManyThreads, 1)
         for (int step = 0; step < kStage / 16; ++step) {
 #pragma unroll
           for (int block = 0; block < kBlocks; ++block) {
-            const uint64_t a = PanelDescriptor(SharedAddress(
-                at + kManyWeightBytes + (group * kBlocks + block) * 64 * kStage * 2));
+            const uint64_t a = PanelDescriptor(
+                SharedAddress(at + kManyWeightBytes + (group * kBlocks + block) * 64 * kStage * 2));
             Wgmma<W, kManyColumns>::Multiply(d[block], a + kNextColumns * step,
                                              b + kNextColumns * step);
           }
