@@ -14,7 +14,10 @@ namespace gdn::cuda::argmax {
 constexpr int kManyColumns = 128;  // Rows of the weight of a tile: the N of the instruction.
 constexpr int kManyGroups = 2;     // Of four warps, each with its own rows of n.
 constexpr int kManyConsumers = 128 * kManyGroups;
-constexpr int kManyThreads = kManyConsumers + 32;
+// The warp that fetches comes with three that rest: registers are handed over in groups of four.
+constexpr int kManyThreads = kManyConsumers + 128;
+constexpr int kConsumerRegisters = 240;
+constexpr int kFetcherRegisters = 24;
 constexpr int kPair = 2;  // Blocks of a cluster.
 constexpr int kMostManyRows = 256;
 constexpr int kManyWeightBytes = kManyColumns * kStage * 2;
@@ -27,6 +30,20 @@ struct ManyShape {
   static constexpr int kHalfBytes = kRows / kPair * kStage * 2;
   static constexpr int kSlotBytes = kManyWeightBytes + kPair * kHalfBytes;
 };
+
+// By all warps of a group of four: sets how many registers a thread has.
+template <int kCount>
+__device__ inline void TakeRegisters() {
+#ifdef GDN_WGMMA
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+#endif
+}
+template <int kCount>
+__device__ inline void GiveRegistersBack() {
+#ifdef GDN_WGMMA
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+#endif
+}
 
 struct ManyBarriers {
   ArrivalBarrier full[kMaxManySlots];
@@ -132,14 +149,16 @@ __global__ void __launch_bounds__(kManyThreads, 1)
   ClusterArrive();
   ClusterWait();
 
-  if (warp == kManyConsumers / 32) {
-    if (lane == 0) {
+  if (warp >= kManyConsumers / 32) {
+    GiveRegistersBack<kFetcherRegisters>();
+    if (warp == kManyConsumers / 32 && lane == 0) {
       PrefetchTensorMap(p.weight);
       PrefetchTensorMap(p.n);
       FeedMany<kBlocks>(p, slots, barriers, rounds, rank);
     }
     __syncwarp();
   } else {
+    TakeRegisters<kConsumerRegisters>();
     const int group = warp / 4;
     SeenOfRow seen[2 * kBlocks];
     int slot = 0;

@@ -1,7 +1,7 @@
 // The wide product. y^T = w n^T by the matrix instructions of sm_90a, so that the M of an
 // instruction, always 64, lies along the weight, and its N along the rows of n, few or many.
 //
-// A block multiplies 64 rows of the weight (with a gate 32 of gate and 32 of up) by 16 to 128 rows
+// A block multiplies 64 rows of the weight (with a gate 32 of gate and 32 of up) by 16 to 256 rows
 // of n. Both come by the copy engine through rings of their own in shared memory: the weight's
 // fills while the kernel before this one still runs (early_start), and since two blocks fit into a
 // multiprocessor, the kernel after this one does the same meanwhile: the memory never rests. With
@@ -29,6 +29,8 @@ constexpr int WideColumns(int groups) { return groups * kGroupColumns; }
 constexpr int WideWeightBytes(int groups) { return WideColumns(groups) * kWideStageBytes; }
 
 constexpr int kMostSplits = 8;
+// From here on enough blocks of 256 rows are full.
+constexpr int64_t kFewestRowsOfLargeBlocks = 768;
 
 int CeilDiv(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
@@ -89,6 +91,10 @@ cudaError_t WithLauncher(const LinearWideTiling& tiling, const Use& use) {
     case 64:
       return use(WideLauncher<W, 64, kGate, kSplits, 1>());
     default:
+      // Without room for the partial sums of so many rows.
+      if constexpr (kSplits == 1) {
+        if (tiling.rows == 256) return use(WideLauncher<W, 256, kGate, kSplits, 2>());
+      }
       if (tiling.groups == 2) return use(WideLauncher<W, 128, kGate, kSplits, 2>());
       return use(WideLauncher<W, 128, kGate, kSplits, 1>());
   }
@@ -96,7 +102,9 @@ cudaError_t WithLauncher(const LinearWideTiling& tiling, const Use& use) {
 
 template <typename W, bool kGate, int kSplits>
 cudaError_t PrepareTilings() {
-  for (const auto& [rows, groups] : {std::pair{16, 1}, {32, 1}, {64, 1}, {128, 1}, {128, 2}}) {
+  for (const auto& [rows, groups] :
+       {std::pair{16, 1}, {32, 1}, {64, 1}, {128, 1}, {128, 2}, {256, 2}}) {
+    if (rows == 256 && kSplits > 1) continue;
     LinearWideTiling tiling = {};
     tiling.rows = rows;
     tiling.groups = groups;
@@ -156,8 +164,9 @@ LinearWideTiling ChooseLinearWide(const LinearWideArgs& args, int multiprocessor
   const bool few = CeilDiv(WeightRows(args), kGroupColumns) * 4 <= multiprocessors;
   tiling.splits = few && !args.silu ? kMostSplits : 1;
   tiling.groups = args.rows > 128 ? 2 : 1;
-  tiling.share_n = tiling.splits > 1 || tiling.groups == 2 ? 1 : 2;
-  tiling.share_w = tiling.splits == 1 && args.rows > tiling.rows ? 2 : 1;
+  if (tiling.splits == 1 && args.rows >= kFewestRowsOfLargeBlocks) tiling.rows = 256;
+  tiling.share_n = tiling.splits == 1 && (tiling.groups == 1 || tiling.rows == 256) ? 2 : 1;
+  tiling.share_w = tiling.splits == 1 && tiling.rows == 128 && args.rows > 128 ? 2 : 1;
 
   // The ring of n holds what hides its way from the L2; the weight, which comes from further away,
   // gets the rest, and what it does not need goes back to n.
@@ -166,7 +175,9 @@ LinearWideTiling ChooseLinearWide(const LinearWideArgs& args, int multiprocessor
   const int n_bytes = tiling.rows * kWideStageBytes;
   const int w_bytes = WideWeightBytes(tiling.groups);
   const int space = WideSharedBytes(tiling.groups) - kWideAlignment - sums;
-  tiling.n_slots = std::min(stages, tiling.rows == 128 ? 3 * tiling.groups : 6);
+  tiling.n_slots = std::min(stages, tiling.rows == 256   ? 4
+                                    : tiling.rows == 128 ? 3 * tiling.groups
+                                                         : 6);
   tiling.w_slots = std::min({stages, kMaxWideSlots, (space - tiling.n_slots * n_bytes) / w_bytes});
   tiling.n_slots = std::min({stages, kMaxWideSlots, (space - tiling.w_slots * w_bytes) / n_bytes});
   return tiling;
