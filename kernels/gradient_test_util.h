@@ -60,6 +60,7 @@ class GuardedFloats {
   explicit GuardedFloats(int64_t size)
       : size_(static_cast<size_t>(size)), values_(size_ + kGuard, NAN) {}
   float* data() { return values_.data(); }
+  Floats& values() { return values_; }
   // The values; complains where the canaries changed.
   Floats Take(const char* name) const {
     for (size_t i = size_; i < values_.size(); ++i) {
