@@ -1,7 +1,9 @@
 #include "gdn/kernels/delta_rule_backward.h"
 
+#include <algorithm>
 #include <cmath>
 
+#include "kernels/cuda/delta_rule_backward_chunk.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/rule_backward_keys.cuh"
 #include "kernels/cuda/rule_backward_walk.cuh"
@@ -116,13 +118,15 @@ struct ScalarRule {
 }  // namespace
 
 size_t DeltaRuleBackwardWorkspace(const gdn_delta_rule_backward_args& args) {
-  return walk::WorkspaceBytes(args, ScalarRule::kVectors);
+  const size_t walk = walk::WorkspaceBytes(args, ScalarRule::kVectors);
+  return MayCoverChunkedBackward(args) ? std::max(walk, ChunkedBackwardWorkspace(args)) : walk;
 }
 
 gdn_status DeltaRuleBackward(const gdn_exec& exec, const gdn_delta_rule_backward_args& args) {
   if (args.sequences == 0) return GDN_OK;
   Device device;
   if (const gdn_status status = CurrentDevice(kOp, &device); status != GDN_OK) return status;
+  if (CoversChunkedBackward(device, args)) return LaunchChunkedBackward(exec, device, args);
   ScalarRule::Params params;
   params.args = args;
   params.scale = args.scale != 0.0f
