@@ -18,7 +18,7 @@
  *  crosses a sequence's boundary; a sequence without tokens passes d_final_state on. Tokens from
  *  cu_seqlens[N] on are neither read nor written.
  *
- *  Back ends: REF and CPU; CUDA answers GDN_BACKEND_UNAVAILABLE.
+ *  Back ends: REF, CPU and CUDA. On CUDA cu_seqlens is only read on the device.
  */
 #ifndef GDN_KERNELS_DELTA_RULE_BACKWARD_H_
 #define GDN_KERNELS_DELTA_RULE_BACKWARD_H_
@@ -83,5 +83,9 @@ namespace gdn::cpu {
 gdn_status DeltaRuleBackward(const gdn_exec&, const gdn_delta_rule_backward_args&);
 size_t DeltaRuleBackwardWorkspace(const gdn_exec&, const gdn_delta_rule_backward_args&);
 }  // namespace gdn::cpu
+namespace gdn::cuda {
+gdn_status DeltaRuleBackward(const gdn_exec&, const gdn_delta_rule_backward_args&);
+size_t DeltaRuleBackwardWorkspace(const gdn_delta_rule_backward_args&);
+}  // namespace gdn::cuda
 #endif
 #endif /* GDN_KERNELS_DELTA_RULE_BACKWARD_H_ */
