@@ -2,10 +2,10 @@
 // the L2 norm, of the convolution and of the gates. Microseconds a call with a cold L2, beside
 // copies measured in the same run.
 //
-// Calls rotate over as many sets of buffers as exceed four times the L2; a CUDA graph holds one call
-// a set, and every figure is the median over its replays, divided by the calls. Bytes are those that
-// a call must move, each input and output once. `% copy` is against a kernel that copies as many
-// bytes (half read, half written) in the same way, `% peak` against one that copies 2 GiB.
+// Calls rotate over as many sets of buffers as exceed four times the L2; a CUDA graph holds one
+// call a set, and every figure is the median over its replays, divided by the calls. Bytes are
+// those that a call must move, each input and output once. `% copy` is against a kernel that copies
+// as many bytes (half read, half written) in the same way, `% peak` against one that copies 2 GiB.
 //
 // usage: norm_bench [--replays=11] [--rows=32,65536,...] [--dims=64,128,256]
 #include <cuda_runtime.h>
@@ -120,16 +120,17 @@ class Bench {
     const auto count = static_cast<int64_t>(bytes / 2 / sizeof(uint4));
     uint4* const from = arena_.Take<uint4>(count * sets);
     uint4* const to = arena_.Take<uint4>(count * sets);
-    return std::min({CopyTime<2, 128>(from, to, count, sets), CopyTime<4, 128>(from, to, count, sets),
-                     CopyTime<1, 256>(from, to, count, sets), CopyTime<4, 256>(from, to, count, sets)});
+    return std::min(
+        {CopyTime<2, 128>(from, to, count, sets), CopyTime<4, 128>(from, to, count, sets),
+         CopyTime<1, 256>(from, to, count, sets), CopyTime<4, 256>(from, to, count, sets)});
   }
   template <int kVectors, int kThreads>
   double CopyTime(const uint4* from, uint4* to, int64_t count, int sets) {
     constexpr int64_t kBlock = kVectors * kThreads;
     const auto grid = static_cast<unsigned>((count + kBlock - 1) / kBlock);
     return timer_.MicrosecondsEach(options_.replays, sets, [&](int set) {
-      Copy<kVectors, kThreads><<<grid, kThreads, 0, timer_.stream()>>>(from + set * count,
-                                                                      to + set * count, count);
+      Copy<kVectors, kThreads>
+          <<<grid, kThreads, 0, timer_.stream()>>>(from + set * count, to + set * count, count);
     });
   }
 
@@ -138,9 +139,8 @@ class Bench {
   }
 
   void Report(const std::string& name, int64_t rows, double bytes, double us, double copy_us) {
-    std::printf("%-34s %9lld %8.2f %7.3f %7.1f %7.1f\n", name.c_str(),
-                static_cast<long long>(rows), us, 1e-6 * bytes / us, 100.0 * copy_us / us,
-                100.0 * 1e-6 * bytes / us / peak_);
+    std::printf("%-34s %9lld %8.2f %7.3f %7.1f %7.1f\n", name.c_str(), static_cast<long long>(rows),
+                us, 1e-6 * bytes / us, 100.0 * copy_us / us, 100.0 * 1e-6 * bytes / us / peak_);
   }
 
   // `make(set)` takes a set's buffers and returns its call.
@@ -152,9 +152,8 @@ class Bench {
     std::vector<std::function<gdn_status()>> calls;
     for (int set = 0; set < sets; ++set) calls.push_back(make(set));
     Must(cudaDeviceSynchronize(), "inputs");
-    const double us = timer_.MicrosecondsEach(options_.replays, sets, [&](int set) {
-      Must(calls[static_cast<size_t>(set)]());
-    });
+    const double us = timer_.MicrosecondsEach(
+        options_.replays, sets, [&](int set) { Must(calls[static_cast<size_t>(set)]()); });
     Report(name, rows, bytes, us, copies_[bytes]);
   }
 
@@ -183,8 +182,8 @@ class Bench {
 
   void Forward(const char* name, int64_t rows, int64_t dim, bool strided, gdn_fp8_scaling fp8,
                bool amax) {
-    const double bytes = static_cast<double>(rows) * (dim * (fp8 == GDN_FP8_NONE ? 6.0 : 5.0) + 4.0 +
-                                                      (fp8 == GDN_FP8_ROW ? 4.0 : 0.0));
+    const double bytes = static_cast<double>(rows) * (dim * (fp8 == GDN_FP8_NONE ? 6.0 : 5.0) +
+                                                      4.0 + (fp8 == GDN_FP8_ROW ? 4.0 : 0.0));
     Case(Name(name, dim), rows, bytes, [&](int) {
       gdn_gated_rms_norm_forward_args args{};
       args.in = Input(rows, dim, strided, GDN_BF16);
@@ -218,30 +217,32 @@ class Bench {
   }
 
   void L2(int64_t rows, int64_t dim) {
-    Case(Name("l2 norm forward", dim), rows, static_cast<double>(rows) * (dim * 4.0 + 4.0), [&](int) {
-      gdn_l2_norm_args args{};
-      args.rows = rows;
-      args.dim = args.x_row_stride = args.y_row_stride = dim;
-      args.x = arena_.Take<uint16_t>(rows * dim);
-      args.y = arena_.Take<uint16_t>(rows * dim);
-      args.x_dtype = args.y_dtype = GDN_BF16;
-      args.rstd = arena_.Take<float>(rows);
-      args.eps = 1e-6f;
-      args.scale = 1.0f;
-      return [this, args] { return gdn_l2_norm(&exec_, &args); };
-    });
-    Case(Name("l2 norm backward", dim), rows, static_cast<double>(rows) * (dim * 6.0 + 4.0), [&](int) {
-      gdn_l2_norm_backward_args args{};
-      args.rows = rows;
-      args.dim = args.y_row_stride = args.dy_row_stride = args.dx_row_stride = dim;
-      args.y = arena_.Take<uint16_t>(rows * dim);
-      args.dy = arena_.Take<uint16_t>(rows * dim);
-      args.dx = arena_.Take<uint16_t>(rows * dim);
-      args.y_dtype = args.dy_dtype = args.dx_dtype = GDN_BF16;
-      args.rstd = arena_.TakeFloats(rows, 0.5f, 1.5f);
-      args.scale = 1.0f;
-      return [this, args] { return gdn_l2_norm_backward(&exec_, &args); };
-    });
+    Case(Name("l2 norm forward", dim), rows, static_cast<double>(rows) * (dim * 4.0 + 4.0),
+         [&](int) {
+           gdn_l2_norm_args args{};
+           args.rows = rows;
+           args.dim = args.x_row_stride = args.y_row_stride = dim;
+           args.x = arena_.Take<uint16_t>(rows * dim);
+           args.y = arena_.Take<uint16_t>(rows * dim);
+           args.x_dtype = args.y_dtype = GDN_BF16;
+           args.rstd = arena_.Take<float>(rows);
+           args.eps = 1e-6f;
+           args.scale = 1.0f;
+           return [this, args] { return gdn_l2_norm(&exec_, &args); };
+         });
+    Case(Name("l2 norm backward", dim), rows, static_cast<double>(rows) * (dim * 6.0 + 4.0),
+         [&](int) {
+           gdn_l2_norm_backward_args args{};
+           args.rows = rows;
+           args.dim = args.y_row_stride = args.dy_row_stride = args.dx_row_stride = dim;
+           args.y = arena_.Take<uint16_t>(rows * dim);
+           args.dy = arena_.Take<uint16_t>(rows * dim);
+           args.dx = arena_.Take<uint16_t>(rows * dim);
+           args.y_dtype = args.dy_dtype = args.dx_dtype = GDN_BF16;
+           args.rstd = arena_.TakeFloats(rows, 0.5f, 1.5f);
+           args.scale = 1.0f;
+           return [this, args] { return gdn_l2_norm_backward(&exec_, &args); };
+         });
   }
 
   void Norm(int64_t rows, int64_t dim) {

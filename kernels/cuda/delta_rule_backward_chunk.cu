@@ -40,8 +40,7 @@ gdn_status LaunchAll(const BackwardParams& params, bool halves, cudaStream_t str
   const gdn_delta_rule_backward_args& args = params.args;
   const dim3 chunks(static_cast<unsigned>(ChunkSlots(args.tokens, args.sequences)),
                     static_cast<unsigned>(args.key_heads));
-  gdn_status status =
-      Launch<PrepareKernel<X>, PrepareShared>(params, chunks, kGroup, stream);
+  gdn_status status = Launch<PrepareKernel<X>, PrepareShared>(params, chunks, kGroup, stream);
   if (status != GDN_OK) return status;
   status = halves ? LaunchWalks<X, 1>(params, stream) : LaunchWalks<X, 2>(params, stream);
   if (status != GDN_OK) return status;

@@ -118,8 +118,8 @@ class KeysBlock {
     CommitCopies();
     LoadBytes<kKeysThreads, 4 * kTileBytes>(shared_.states,
                                             p_.workspace.states + tile * 4 * kTileBytes, thread_);
-    LoadBytes<kKeysThreads, 4 * kTileBytes>(
-        shared_.d_states, p_.workspace.d_states + tile * 4 * kTileBytes, thread_);
+    LoadBytes<kKeysThreads, 4 * kTileBytes>(shared_.d_states,
+                                            p_.workspace.d_states + tile * 4 * kTileBytes, thread_);
     LoadRows<kKeysThreads, 2>(shared_.v, Rows<X>(a_.v, a_.v_token_stride, Head(r) * kDim),
                               a_.v_token_stride, chunk_.count, thread_);
     CommitCopies();
@@ -345,8 +345,8 @@ class KeysBlock {
     const int i = thread_;
     if (i >= chunk_.count) return;
     const float predicted = shared_.predicted[0][i] + shared_.predicted[1][i];
-    const float error = fmaf(-shared_.scalars.decay[i], predicted,
-                             shared_.valued[0][i] + shared_.valued[1][i]);
+    const float error =
+        fmaf(-shared_.scalars.decay[i], predicted, shared_.valued[0][i] + shared_.valued[1][i]);
     a_.d_beta[(chunk_.begin + i) * a_.value_heads + Head(r)] = error - shared_.written[i];
   }
 
@@ -440,8 +440,8 @@ class KeysBlock {
       for (int t = 0; t < 8; ++t) {
         const float2 x = ElementsAt<X>(tile[group_], i, t, lane_);
         const float* const from = &d[4 * t + 2 * v];
-        *reinterpret_cast<uint32_t*>(to + 8 * t) = PackPair<X>(
-            factor * fmaf(-x.x, dot, from[0]), factor * fmaf(-x.y, dot, from[1]));
+        *reinterpret_cast<uint32_t*>(to + 8 * t) =
+            PackPair<X>(factor * fmaf(-x.x, dot, from[0]), factor * fmaf(-x.y, dot, from[1]));
       }
     }
   }

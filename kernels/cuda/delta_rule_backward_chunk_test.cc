@@ -80,7 +80,8 @@ void ExpectClose(const RuleGradients& got, const RuleGradients& expected, gdn_dt
     std::snprintf(text, sizeof(text), " %s %.1e", kNames[i], error);
     line += text;
   }
-  if (std::getenv("GDN_TEST_PRINT") != nullptr) std::printf("  %s:%s\n", what.c_str(), line.c_str());
+  if (std::getenv("GDN_TEST_PRINT") != nullptr)
+    std::printf("  %s:%s\n", what.c_str(), line.c_str());
 }
 
 void ExpectSameBits(const RuleGradients& a, const RuleGradients& b, const char* what) {
@@ -251,7 +252,8 @@ TEST(ChunkedBackward, OtherCallsAreNotCovered) {
     const RuleGradients got = p.Backward(kCuda, TokenByToken);
     const RuleGradients expected = p.Backward();
     for (size_t i = 0; i < 6; ++i) {
-      EXPECT_LE(Error(*All(got)[i], *All(expected)[i]), i < 3 ? 2.0 * RoundingBound(other.d_dtype) : 4e-6)
+      EXPECT_LE(Error(*All(got)[i], *All(expected)[i]),
+                i < 3 ? 2.0 * RoundingBound(other.d_dtype) : 4e-6)
           << kNames[i];
     }
   };

@@ -1,6 +1,7 @@
 #include "server/pipeline/cuda/cuda_batch.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 
@@ -55,11 +56,22 @@ absl::Status CudaBatch::Build(std::span<const SequenceInput> inputs, const Pipel
            top_width == 0 && history_count == 0 && info.has_embedding && info.has_head;
   greedy = greedy && decode;
   if (!decode) return absl::OkStatus();
+  OrderBySlot(inputs);
   // A graph computes logits for all its rows, in their order.
   for (Sequence& sequence : sequences) {
     if (sequence.sample_row >= 0) sequence.sample_row = sequence.row;
   }
   return absl::OkStatus();
+}
+
+void CudaBatch::OrderBySlot(std::span<const SequenceInput> inputs) {
+  by_slot.resize(inputs.size());
+  std::iota(by_slot.begin(), by_slot.end(), size_t{0});
+  std::sort(by_slot.begin(), by_slot.end(),
+            [&](size_t a, size_t b) { return inputs[a].write_slot < inputs[b].write_slot; });
+  for (size_t row = 0; row < by_slot.size(); ++row) {
+    sequences[by_slot[row]].row = static_cast<int64_t>(row);
+  }
 }
 
 absl::Status CudaBatch::Fill(std::span<const SequenceInput> inputs, const PipelineInfo& info,
@@ -77,8 +89,9 @@ absl::Status CudaBatch::Fill(std::span<const SequenceInput> inputs, const Pipeli
     row.read_slot = static_cast<int32_t>(input.fresh ? input.write_slot : input.read_slot);
     row.write_slot = static_cast<int32_t>(input.write_slot);
     row.fresh = input.fresh ? 1 : 0;
+    const int64_t first_token = decode ? sequence.row : place.first_token;
     row.last_token =
-        place.num_tokens == 0 ? -1 : static_cast<int32_t>(place.first_token + place.num_tokens - 1);
+        place.num_tokens == 0 ? -1 : static_cast<int32_t>(first_token + place.num_tokens - 1);
     row.sample_row = static_cast<int32_t>(sequence.sample_row);
     if (input.sample != nullptr) {
       const SampleSpec& spec = *input.sample;

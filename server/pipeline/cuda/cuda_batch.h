@@ -49,6 +49,7 @@ struct CudaBatch {
   bool any_hidden_in = false;
   bool any_hidden_out = false;
   bool any_logits = false;
+  std::vector<size_t> by_slot;
   int64_t history_count = 0;  // 0: no row has a repetition penalty.
 
   CudaEvent begin;
@@ -66,6 +67,8 @@ struct CudaBatch {
                std::vector<SequenceOutput>* outputs);
 
  private:
+  // Gives the sequences of a decode batch their rows: memory that is walked in order is faster.
+  void OrderBySlot(std::span<const SequenceInput> inputs);
   absl::Status FillPacked(std::span<const SequenceInput> inputs, const PipelineInfo& info);
   absl::Status FillHistory(std::span<const SequenceInput> inputs);
 };
