@@ -114,11 +114,11 @@ cudaError_t LaunchProduct(const LinearArgmaxParams& params, int64_t blocks, bool
 template <typename W, int kBlocks>
 cudaError_t LaunchMany(const LinearArgmaxParams& params, int64_t blocks, bool early_start,
                        cudaStream_t stream) {
-  const cudaError_t error = AllowSharedMemory<ArgmaxManyKernel<W, kBlocks>>(kSharedBytes, true);
+  const cudaError_t error = AllowSharedMemory<ArgmaxManyKernel<W, kBlocks>>(kManySharedBytes, true);
   if (error != cudaSuccess) return error;
   Attributes attributes = {};
   cudaLaunchConfig_t config =
-      Config(blocks, kManyThreads, kSharedBytes, stream, &attributes, early_start);
+      Config(blocks, kManyThreads, kManySharedBytes, stream, &attributes, early_start);
   attributes.list[1].id = cudaLaunchAttributeClusterDimension;
   attributes.list[1].val.clusterDim = {kPair, 1, 1};
   config.numAttrs = 2;
@@ -183,7 +183,10 @@ gdn_status LinearArgmax(const gdn_exec& exec, const gdn_linear_argmax_args& args
 
   LinearArgmaxParams params = {};
   const bool few = AreFew(args);
-  const int weight_rows = few ? kColumns : kManyColumns;
+  const bool largest = ManyRows(args.rows) == kMostManyRows;
+  const int weight_rows = few       ? kColumns
+                          : largest ? ManyShape<2>::kColumns
+                                    : ManyShape<1>::kColumns;
   const int n_rows = few ? TileRows(args.rows) : ManyRows(args.rows) / kPair;
   GDN_RETURN_IF_ERROR(CheckCuda(kOp, EncodeRows(args.weight_dtype, args.weight, args.k, args.n,
                                                 args.k, weight_rows, &params.weight)));
@@ -194,9 +197,9 @@ gdn_status LinearArgmax(const gdn_exec& exec, const gdn_linear_argmax_args& args
   params.stages = static_cast<int32_t>(Stages(args.k));
   constexpr int64_t kSpace = kSharedBytes - kAlignment;
   const int64_t slots =
-      few ? std::min<int64_t>(kMaxSlots, (kSpace - PanelBytes(args)) / kWeightBytes)
-          : std::min<int64_t>(kMaxManySlots,
-                              kSpace / (kManyWeightBytes + ManyRows(args.rows) * kStage * 2));
+      few       ? std::min<int64_t>(kMaxSlots, (kSpace - PanelBytes(args)) / kWeightBytes)
+      : largest ? ManyShape<2>::kSlots
+                : ManyShape<1>::kSlots;
   params.w_slots = static_cast<int32_t>(slots);
   params.parts =
       reinterpret_cast<ArgmaxPart*>(static_cast<char*>(exec.workspace) + workspace.parts);

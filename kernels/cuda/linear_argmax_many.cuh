@@ -11,8 +11,7 @@
 
 namespace gdn::cuda::argmax {
 
-constexpr int kManyColumns = 128;  // Rows of the weight of a tile: the N of the instruction.
-constexpr int kManyGroups = 2;     // Of four warps, each with its own rows of n.
+constexpr int kManyGroups = 2;  // Of four warps, each with its own rows of n.
 constexpr int kManyConsumers = 128 * kManyGroups;
 // The warp that fetches comes with three that rest: registers are handed over in groups of four.
 constexpr int kManyThreads = kManyConsumers + 128;
@@ -20,15 +19,22 @@ constexpr int kConsumerRegisters = 240;
 constexpr int kFetcherRegisters = 24;
 constexpr int kPair = 2;  // Blocks of a cluster.
 constexpr int kMostManyRows = 256;
-constexpr int kManyWeightBytes = kManyColumns * kStage * 2;
 constexpr int kMaxManySlots = 6;
+constexpr int kManySharedBytes = 225 * 1024;
 
 // kBlocks: blocks of 64 rows of n that a group has.
 template <int kBlocks>
 struct ManyShape {
+  // Rows of the weight of a tile, the N of the instruction. With many rows of n what a
+  // multiprocessor takes in bounds the product, and larger tiles take in less.
+  static constexpr int kColumns = kBlocks == 1 ? 128 : 192;
   static constexpr int kRows = 64 * kBlocks * kManyGroups;
+  static constexpr int kWeightBytes = kColumns * kStage * 2;
   static constexpr int kHalfBytes = kRows / kPair * kStage * 2;
-  static constexpr int kSlotBytes = kManyWeightBytes + kPair * kHalfBytes;
+  static constexpr int kSlotBytes = kWeightBytes + kPair * kHalfBytes;
+  static constexpr int kSlots = (kManySharedBytes - kAlignment) / kSlotBytes < kMaxManySlots
+                                    ? (kManySharedBytes - kAlignment) / kSlotBytes
+                                    : kMaxManySlots;
 };
 
 // By all warps of a group of four: sets how many registers a thread has.
@@ -50,38 +56,45 @@ struct ManyBarriers {
   ArrivalBarrier empty[kMaxManySlots];
 };
 
+__device__ inline float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // What a thread has seen of one row of n.
 struct SeenOfRow {
   float max = -INFINITY;
   float sum = 0.0f;
   int32_t id = 0x7fffffff;
 
-  // Columns 8 j + i of a tile, from `column` on, are v[4 j + i]: those before `outputs` count.
+  // Columns 8 j + i of a tile, from `column` on, are v[4 j + i]; kCut: only those before `outputs`
+  // count.
+  template <int kColumns, bool kCut>
   __device__ void Add(const float* v, int column, int outputs) {
-    constexpr int kSteps = kManyColumns / 8;
-    float at[2 * kSteps];
+    const auto at = [&](int j, int i) {
+      return kCut && column + 8 * j + i >= outputs ? -INFINITY : v[4 * j + i];
+    };
     float larger = -INFINITY;
 #pragma unroll
-    for (int j = 0; j < kSteps; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        // -0 as +0, which it equals.
-        at[2 * j + i] = column + 8 * j + i < outputs ? v[4 * j + i] + 0.0f : -INFINITY;
-        larger = fmaxf(larger, at[2 * j + i]);
-      }
-    }
+    for (int j = 0; j < kColumns / 8; ++j) larger = fmaxf(larger, fmaxf(at(j, 0), at(j, 1)));
     const float before = max;
     if (larger > before) {
       max = larger;
 #pragma unroll
-      for (int j = kSteps - 1; j >= 0; --j) {
-        if (at[2 * j + 1] == larger) id = column + 8 * j + 1;
-        if (at[2 * j] == larger) id = column + 8 * j;
+      for (int j = kColumns / 8 - 1; j >= 0; --j) {
+        if (at(j, 1) == larger) id = column + 8 * j + 1;
+        if (at(j, 0) == larger) id = column + 8 * j;
       }
     }
+    // NaN where max is +inf.
+    constexpr float kLog2E = 1.4426950408889634f;
+    const float shift = max == -INFINITY ? 0.0f : -kLog2E * max;
     float added = 0.0f;
 #pragma unroll
-    for (int k = 0; k < 2 * kSteps; ++k) added += Exp(at[k], max);
+    for (int j = 0; j < kColumns / 8; ++j) {
+      added += Exp2(fmaf(at(j, 0), kLog2E, shift)) + Exp2(fmaf(at(j, 1), kLog2E, shift));
+    }
     sum = sum * Exp(before, max) + added;
   }
 };
@@ -95,11 +108,11 @@ __device__ inline void FeedMany(const LinearArgmaxParams& p, unsigned char* slot
   const auto load_weight = [&](int i, int slot) {
     const int tile = static_cast<int>(blockIdx.x) + i / p.stages * static_cast<int>(gridDim.x);
     barriers.full[slot].ArriveExpecting(Shape::kSlotBytes);
-    TensorLoad(slot_at(slot), p.weight, i % p.stages * kStage, tile * kManyColumns,
+    TensorLoad(slot_at(slot), p.weight, i % p.stages * kStage, tile * Shape::kColumns,
                &barriers.full[slot]);
   };
   const auto load_half = [&](int i, int slot) {
-    TensorLoad(slot_at(slot) + kManyWeightBytes + rank * Shape::kHalfBytes, p.n,
+    TensorLoad(slot_at(slot) + Shape::kWeightBytes + rank * Shape::kHalfBytes, p.n,
                i % p.stages * kStage, rank * (Shape::kRows / kPair), &barriers.full[slot],
                (1 << kPair) - 1);
   };
@@ -134,7 +147,7 @@ __global__ void __launch_bounds__(kManyThreads, 1)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int rank = static_cast<int>(ClusterRank());
   // The same for both blocks of a cluster, whose tiles are neighbours.
-  const int tiles = (p.outputs + kManyColumns - 1) / kManyColumns;
+  const int tiles = (p.outputs + Shape::kColumns - 1) / Shape::kColumns;
   const int first_of_pair = static_cast<int>(blockIdx.x) - rank;
   const int rounds =
       first_of_pair < tiles ? (tiles - 1 - first_of_pair) / static_cast<int>(gridDim.x) + 1 : 0;
@@ -165,7 +178,7 @@ __global__ void __launch_bounds__(kManyThreads, 1)
     uint32_t parity = 0;
     int tile = static_cast<int>(blockIdx.x);
     for (int round = 0; round < rounds; ++round, tile += static_cast<int>(gridDim.x)) {
-      float d[kBlocks][kManyColumns / 2] = {};
+      float d[kBlocks][Shape::kColumns / 2] = {};
       int last = -1;
       // Both blocks' slots must be free before either fetches its half of n.
       const auto release = [&](int freed) {
@@ -181,10 +194,10 @@ __global__ void __launch_bounds__(kManyThreads, 1)
         for (int step = 0; step < kStage / 16; ++step) {
 #pragma unroll
           for (int block = 0; block < kBlocks; ++block) {
-            const uint64_t a = PanelDescriptor(
-                SharedAddress(at + kManyWeightBytes + (group * kBlocks + block) * 64 * kStage * 2));
-            Wgmma<W, kManyColumns>::Multiply(d[block], a + kNextColumns * step,
-                                             b + kNextColumns * step);
+            const uint64_t a = PanelDescriptor(SharedAddress(
+                at + Shape::kWeightBytes + (group * kBlocks + block) * 64 * kStage * 2));
+            Wgmma<W, Shape::kColumns>::Multiply(d[block], a + kNextColumns * step,
+                                                b + kNextColumns * step);
           }
         }
         CommitProducts();
@@ -198,12 +211,17 @@ __global__ void __launch_bounds__(kManyThreads, 1)
       }
       WaitForProducts<0>();
       release(last);
-      const int column = tile * kManyColumns + 2 * (lane % 4);
+      const int column = tile * Shape::kColumns + 2 * (lane % 4);
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          seen[2 * block + half].Add(d[block] + 2 * half, column, p.outputs);
+          SeenOfRow& row = seen[2 * block + half];
+          if ((tile + 1) * Shape::kColumns <= p.outputs) {
+            row.template Add<Shape::kColumns, false>(d[block] + 2 * half, column, p.outputs);
+          } else {
+            row.template Add<Shape::kColumns, true>(d[block] + 2 * half, column, p.outputs);
+          }
         }
       }
     }
