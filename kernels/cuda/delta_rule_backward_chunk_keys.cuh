@@ -18,6 +18,8 @@ constexpr int kPassingStride = kChunk + 8;  // Pairs of neighbouring rows in dif
 // A chunk of a key head; unit < 0: there is none.
 struct KeysUnit {
   int64_t unit;
+  int64_t slot;
+  int64_t key_head;
   SlotChunk chunk;
 };
 
@@ -111,10 +113,12 @@ class KeysBlock {
   __device__ void FindUnit(int64_t unit, KeysUnit* found) const {
     const int64_t units = ChunkSlots(a_.tokens, a_.sequences) * a_.key_heads;
     for (; unit < units; unit += gridDim.x) {
+      const int64_t slot = unit / a_.key_heads;
       SlotChunk chunk;
-      if (ChunkOfSlot(a_.cu_seqlens, a_.sequences, unit / a_.key_heads, &chunk) &&
-          chunk.count > 0) {
+      if (ChunkOfSlot(a_.cu_seqlens, a_.sequences, slot, &chunk) && chunk.count > 0) {
         found->unit = unit;
+        found->slot = slot;
+        found->key_head = unit - slot * a_.key_heads;
         found->chunk = chunk;
         return;
       }
@@ -167,12 +171,11 @@ class KeysBlock {
     StoreDecays(r, end_decay);
   }
 
-  __device__ int64_t KeyHead(const KeysUnit& at) const { return at.unit % a_.key_heads; }
   __device__ int64_t ValueHead(const KeysUnit& at, int r) const {
-    return KeyHead(at) * p_.ratio + r;
+    return at.key_head * p_.ratio + r;
   }
   __device__ int64_t TileAt(const KeysUnit& at, int r) const {
-    return TileOf(a_, at.unit / a_.key_heads, ValueHead(at, r));
+    return TileOf(a_, at.slot, ValueHead(at, r));
   }
 
   // The tile of a chunk's head, of 128 columns.
@@ -183,8 +186,8 @@ class KeysBlock {
         at.chunk.count, Thread());
   }
   __device__ void LoadKeys() {
-    LoadTile(shared_.q, a_.q, a_.q_token_stride, At(), KeyHead(At()));
-    LoadTile(shared_.k, a_.k, a_.k_token_stride, At(), KeyHead(At()));
+    LoadTile(shared_.q, a_.q, a_.q_token_stride, At(), At().key_head);
+    LoadTile(shared_.k, a_.k, a_.k_token_stride, At(), At().key_head);
   }
   __device__ void LoadStates(const KeysUnit& at, int r) {
     const int64_t tile = TileAt(at, r) * kStateBytes;
@@ -600,14 +603,14 @@ class KeysBlock {
     }
     const float* const rstd = of_keys_ ? a_.k_rstd : a_.q_rstd;
     const int64_t stride = of_keys_ ? a_.d_k_token_stride : a_.d_q_token_stride;
-    X* const out = static_cast<X*>(of_keys_ ? a_.d_k : a_.d_q) + KeyHead(At()) * kColumns +
+    X* const out = static_cast<X*>(of_keys_ ? a_.d_k : a_.d_q) + At().key_head * kColumns +
                    panel_ * kPanelColumns + lane % 4 * 2;
 #pragma unroll
     for (int v = 0; v < 2; ++v) {
       const int i = row + 8 * v;
       if (i >= At().chunk.count) continue;
       const int64_t token = At().chunk.begin + i;
-      const float factor = norm ? rstd[token * a_.key_heads + KeyHead(At())] : 1.0f;
+      const float factor = norm ? rstd[token * a_.key_heads + At().key_head] : 1.0f;
       const float dot = norm ? OverPanels(dots, i) : 0.0f;
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
