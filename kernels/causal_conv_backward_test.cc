@@ -7,10 +7,13 @@
 
 #include "gtest/gtest.h"
 #include "kernels/gradient_test_util.h"
+#include "kernels/op_call_test_util.h"
 #include "kernels/refusal_test_util.h"
 
 namespace gdn::kernels {
 namespace {
+
+GDN_BACKEND_SUITE(CausalConvBackward);
 
 struct Shape {
   std::vector<int32_t> lengths = {3, 0, 7, 1};
@@ -120,7 +123,18 @@ struct Problem {
     args.d_bias = shape.bias ? d_bias.data() : nullptr;
     args.d_initial_state = shape.states ? d_state.data() : nullptr;
     Execution execution(backend);
-    EXPECT_EQ(gdn_causal_conv_backward(execution.exec(), &args), GDN_OK) << gdn_last_error();
+    size_t bytes = 0;
+    EXPECT_EQ(gdn_causal_conv_backward_workspace(execution.exec(), &args, &bytes), GDN_OK);
+    execution.SetWorkspace(bytes);
+    EXPECT_EQ(
+        CallOp(
+            execution, gdn_causal_conv_backward, args,
+            {In(cu), In(x_in), In(weight_in), In(bias_in), In(state_in), In(d_y_in), In(d_final_in),
+             Out(out.d_x), Out(d_weight.values()), Out(d_bias.values()), Out(d_state.values())},
+            {args.cu_seqlens, args.x, args.weight, args.bias, args.initial_state, args.d_y,
+             args.d_final_state, args.d_x, args.d_weight, args.d_bias, args.d_initial_state}),
+        GDN_OK)
+        << gdn_last_error();
     out.d_weight = d_weight.Take("d_weight");
     out.d_bias = d_bias.Take("d_bias");
     out.d_state = d_state.Take("d_initial_state");
@@ -143,13 +157,7 @@ struct Problem {
   }
 };
 
-std::vector<Backend> AllBackends() {
-  std::vector<Backend> all = BackendsUnderTest();
-  all.push_back(kRef);
-  return all;
-}
-
-TEST(CausalConvBackward, FiniteDifferencesOfEveryGradient) {
+GDN_BACKEND_TEST(CausalConvBackward, FiniteDifferencesOfEveryGradient) {
   for (int32_t width = 2; width <= 8; ++width) {
     for (bool silu : {true, false}) {
       Shape shape;
@@ -162,7 +170,7 @@ TEST(CausalConvBackward, FiniteDifferencesOfEveryGradient) {
       const Doubles d_weight = FiniteDifferences(problem.weight, loss);
       const Doubles d_bias = FiniteDifferences(problem.bias, loss);
       const Doubles d_state = FiniteDifferences(problem.state, loss);
-      for (const Backend& backend : AllBackends()) {
+      for (const Backend& backend : TestedBackendsAndRef()) {
         const double bound = backend.backend == GDN_BACKEND_REF ? 2e-7 : 1e-6;
         const Gradients got = problem.Run(backend);
         ExpectGradient("d_x", problem.Dense(got.d_x), d_x, bound);
@@ -174,7 +182,7 @@ TEST(CausalConvBackward, FiniteDifferencesOfEveryGradient) {
   }
 }
 
-TEST(CausalConvBackward, EveryTypeAndNumberOfChannelsMatchesRef) {
+GDN_BACKEND_TEST(CausalConvBackward, EveryTypeAndNumberOfChannelsMatchesRef) {
   for (int64_t channels : {1, 7, 16, 33, 127, 128, 129, 300}) {
     for (gdn_dtype x : {GDN_F32, GDN_BF16, GDN_F16}) {
       for (gdn_dtype d_x : {GDN_F32, GDN_BF16, GDN_F16}) {
@@ -187,7 +195,7 @@ TEST(CausalConvBackward, EveryTypeAndNumberOfChannelsMatchesRef) {
           shape.states = shape.bias = !plain;
           const Problem problem(shape, 7);
           const Gradients expected = problem.Run(kRef);
-          for (const Backend& backend : BackendsUnderTest()) {
+          for (const Backend& backend : TestedBackends()) {
             const Gradients got = problem.Run(backend);
             EXPECT_LE(Error(problem.Dense(got.d_x), problem.Dense(expected.d_x)),
                       2.0 * RoundingBound(d_x));
@@ -203,11 +211,11 @@ TEST(CausalConvBackward, EveryTypeAndNumberOfChannelsMatchesRef) {
 }
 
 // T21, U4: the gradient of one sequence does not move by a bit with the data of its neighbours.
-TEST(CausalConvBackward, T21BoundaryIsolationIsExact) {
+GDN_BACKEND_TEST(CausalConvBackward, T21BoundaryIsolationIsExact) {
   Shape shape;
   shape.lengths = {5, 6, 1, 4};
   Problem problem(shape, 9);
-  for (const Backend& backend : AllBackends()) {
+  for (const Backend& backend : TestedBackendsAndRef()) {
     const Gradients before = problem.Run(backend);
     Problem changed = problem;
     for (int64_t i = 5 * shape.channels; i < 11 * shape.channels; ++i) {
@@ -225,12 +233,12 @@ TEST(CausalConvBackward, T21BoundaryIsolationIsExact) {
 }
 
 // Two calls with the state's gradient carried between them are one call over both parts.
-TEST(CausalConvBackward, EverySplitGivesTheSameGradient) {
+GDN_BACKEND_TEST(CausalConvBackward, EverySplitGivesTheSameGradient) {
   Shape shape;
   shape.lengths = {9};
   const Problem whole(shape, 11);
   const Gradients expected = whole.Run(kRef);
-  for (const Backend& backend : AllBackends()) {
+  for (const Backend& backend : TestedBackendsAndRef()) {
     for (int32_t split = 1; split < 9; ++split) {
       Problem head = whole, tail = whole;
       const int64_t cut = split * shape.channels;
@@ -256,15 +264,15 @@ TEST(CausalConvBackward, EverySplitGivesTheSameGradient) {
   }
 }
 
-TEST(CausalConvBackward, RepeatsAndThreadsGiveTheSameBits) {
+GDN_BACKEND_TEST(CausalConvBackward, RepeatsAndThreadsGiveTheSameBits) {
   Shape shape;
   shape.lengths = {100, 33, 64};
   shape.channels = 700;
   shape.d_x = GDN_BF16;
   const Problem problem(shape, 13);
-  const Gradients first = problem.Run({"cpu", GDN_BACKEND_CPU, 0});
+  const Gradients first = problem.Run(Tested());
   for (int32_t threads : {1, 2, 5}) {
-    const Gradients again = problem.Run({"cpu", GDN_BACKEND_CPU, threads});
+    const Gradients again = problem.Run(Tested(threads));
     EXPECT_EQ(again.d_x.bytes(), first.d_x.bytes());
     EXPECT_EQ(again.d_weight, first.d_weight);
     EXPECT_EQ(again.d_bias, first.d_bias);
@@ -272,7 +280,7 @@ TEST(CausalConvBackward, RepeatsAndThreadsGiveTheSameBits) {
   }
 }
 
-TEST(CausalConvBackward, RefusesEveryDamagedArgument) {
+GDN_BACKEND_TEST(CausalConvBackward, RefusesEveryDamagedArgument) {
   Tensor in(GDN_F32, 60), d_x(GDN_F32, 20), d_weight(GDN_F32, 40);
   const std::vector<int32_t> cu = {0, 1, 2};
   static const std::vector<int32_t> starts_at_one = {1, 2, 2}, decreases = {0, 2, 1};
@@ -288,36 +296,46 @@ TEST(CausalConvBackward, RefusesEveryDamagedArgument) {
   good.d_x = d_x.data();
   good.d_weight = static_cast<float*>(d_weight.data());
   const auto bad = GDN_INVALID_ARGUMENT;
-  ExpectNoCuda(good, gdn_causal_conv_backward);
-  ExpectRefusals<Args>(
-      good, {&d_x, &d_weight}, gdn_causal_conv_backward,
-      {{"sequences", bad, [](Args& a) { a.sequences = -1; }},
-       {"cu_seqlens", bad, [](Args& a) { a.cu_seqlens = nullptr; }},
-       {"cu_seqlens[0]", bad, [](Args& a) { a.cu_seqlens = starts_at_one.data(); }},
-       {"cu_seqlens", bad, [](Args& a) { a.cu_seqlens = decreases.data(); }},
-       {"channels", bad, [](Args& a) { a.channels = 0; }},
-       {"width", bad, [](Args& a) { a.width = 0; }},
-       {"width", GDN_UNSUPPORTED_SHAPE, [](Args& a) { a.width = 9; }},
-       {"x_dtype", bad, [](Args& a) { a.x_dtype = kBadDtype; }},
-       {"d_y_dtype", bad, [](Args& a) { a.d_y_dtype = kBadDtype; }},
-       {"d_x_dtype", bad, [](Args& a) { a.d_x_dtype = kBadDtype; }},
-       {"x_token_stride", bad, [](Args& a) { a.x_token_stride = 9; }},
-       {"d_y_token_stride", bad, [](Args& a) { a.d_y_token_stride = 9; }},
-       {"d_x_token_stride", bad, [](Args& a) { a.d_x_token_stride = 9; }},
-       {"x must", bad, [](Args& a) { a.x = nullptr; }},
-       {"weight must", bad, [](Args& a) { a.weight = nullptr; }},
-       {"d_y must", bad, [](Args& a) { a.d_y = nullptr; }},
-       {"d_x must", bad, [](Args& a) { a.d_x = nullptr; }},
-       {"d_weight must", bad, [](Args& a) { a.d_weight = nullptr; }},
-       {"overlap", bad, [](Args& a) { a.x = a.d_x; }},
-       {"overlap", bad, [](Args& a) { a.d_y = a.d_x; }}});
+  std::vector<Misuse<Args>> cases = {
+      {"sequences", bad, [](Args& a) { a.sequences = -1; }},
+      {"cu_seqlens", bad, [](Args& a) { a.cu_seqlens = nullptr; }},
+      {"channels", bad, [](Args& a) { a.channels = 0; }},
+      {"width", bad, [](Args& a) { a.width = 0; }},
+      {"width", GDN_UNSUPPORTED_SHAPE, [](Args& a) { a.width = 9; }},
+      {"x_dtype", bad, [](Args& a) { a.x_dtype = kBadDtype; }},
+      {"d_y_dtype", bad, [](Args& a) { a.d_y_dtype = kBadDtype; }},
+      {"d_x_dtype", bad, [](Args& a) { a.d_x_dtype = kBadDtype; }},
+      {"x_token_stride", bad, [](Args& a) { a.x_token_stride = 9; }},
+      {"d_y_token_stride", bad, [](Args& a) { a.d_y_token_stride = 9; }},
+      {"d_x_token_stride", bad, [](Args& a) { a.d_x_token_stride = 9; }},
+      {"x must", bad, [](Args& a) { a.x = nullptr; }},
+      {"weight must", bad, [](Args& a) { a.weight = nullptr; }},
+      {"d_y must", bad, [](Args& a) { a.d_y = nullptr; }},
+      {"d_x must", bad, [](Args& a) { a.d_x = nullptr; }},
+      {"d_weight must", bad, [](Args& a) { a.d_weight = nullptr; }},
+      {"overlap", bad, [](Args& a) { a.x = a.d_x; }},
+      {"overlap", bad, [](Args& a) { a.d_y = a.d_x; }}};
+  if (!kOnCuda) {  // A GPU's lie in its memory.
+    cases.push_back({"cu_seqlens[0]", bad, [](Args& a) { a.cu_seqlens = starts_at_one.data(); }});
+    cases.push_back({"cu_seqlens", bad, [](Args& a) { a.cu_seqlens = decreases.data(); }});
+  }
+  ExpectRefusals<Args>(good, {&d_x, &d_weight}, gdn_causal_conv_backward, cases,
+                       CheckingBackends());
+  Execution execution(Tested());
+  size_t bytes = 0;
+  ASSERT_EQ(gdn_causal_conv_backward_workspace(execution.exec(), &good, &bytes), GDN_OK);
+  EXPECT_EQ(bytes > 0, kOnCuda);
+  if (bytes > 0) {
+    EXPECT_EQ(gdn_causal_conv_backward(execution.exec(), &good), GDN_WORKSPACE_TOO_SMALL);
+  }
+  EXPECT_EQ(gdn_causal_conv_backward_workspace(execution.exec(), &good, nullptr), bad);
 }
 
-TEST(CausalConvBackward, NoTokensGiveZerosAndPassTheStateOn) {
+GDN_BACKEND_TEST(CausalConvBackward, NoTokensGiveZerosAndPassTheStateOn) {
   Shape shape;
   shape.lengths = {0, 0};
   const Problem problem(shape, 17);
-  for (const Backend& backend : AllBackends()) {
+  for (const Backend& backend : TestedBackendsAndRef()) {
     const Gradients got = problem.Run(backend);
     EXPECT_EQ(got.d_weight, Floats(got.d_weight.size(), 0.0f));
     EXPECT_EQ(got.d_bias, Floats(got.d_bias.size(), 0.0f));

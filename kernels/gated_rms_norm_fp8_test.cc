@@ -7,30 +7,39 @@
 namespace gdn::kernels {
 namespace {
 
+GDN_BACKEND_SUITE(GatedRmsNormFp8);
+
 struct Fp8Results {
-  std::vector<uint8_t> y;  // between two guards of 3 bytes
+  std::vector<uint8_t> y;  // between two guards
+  size_t guard;
   Guarded rstd, scale_inv, amax;
-  uint8_t Y(int64_t i) const { return y[static_cast<size_t>(3 + i)]; }
+  uint8_t Y(int64_t i) const { return y[guard + static_cast<size_t>(i)]; }
 };
 
 Fp8Results RunFp8(const Backend& backend, const Problem& p, gdn_fp8_scaling fp8, float scale) {
   Fp8Results r;
-  r.y.assign(static_cast<size_t>(p.shape.count()) + 6, 0xab);
+  r.guard = p.guard == kAlignedGuard ? 16 : 3;
+  r.y.assign(static_cast<size_t>(p.shape.count()) + 2 * r.guard, 0xab);
   r.rstd = Guarded(GDN_F32, p.shape.rows());
   r.scale_inv = Guarded(GDN_F32, fp8 == GDN_FP8_ROW ? p.shape.rows() : 1);
   r.amax = Guarded(GDN_F32, 1);
   gdn_gated_rms_norm_forward_args args{};
   args.in = p.Input();
   args.eps = p.eps;
-  args.y = r.y.data() + 3;
+  args.y = r.y.data() + r.guard;
   args.rstd = static_cast<float*>(r.rstd.data());
   args.fp8 = fp8;
-  args.fp8_scale = &scale;
+  const std::vector<float> scales = {scale};
+  args.fp8_scale = scales.data();
   args.fp8_scale_inv = static_cast<float*>(r.scale_inv.data());
   args.amax = static_cast<float*>(r.amax.data());
   const Execution execution(backend);
-  EXPECT_EQ(gdn_gated_rms_norm_forward(execution.exec(), &args), GDN_OK) << gdn_last_error();
-  for (size_t i = 0; i < 3; ++i) {
+  Results unused;
+  EXPECT_EQ(Forward(execution, p, unused, args,
+                    {In(scales), Out(r.y), Out(r.rstd), Out(r.scale_inv), Out(r.amax)}),
+            GDN_OK)
+      << gdn_last_error();
+  for (size_t i = 0; i < r.guard; ++i) {
     EXPECT_TRUE(r.y[i] == 0xab && r.y[r.y.size() - 1 - i] == 0xab);
   }
   r.rstd.ExpectGuards("rstd");
@@ -39,11 +48,12 @@ Fp8Results RunFp8(const Backend& backend, const Problem& p, gdn_fp8_scaling fp8,
   return r;
 }
 
-Problem Make(uint32_t seed, gdn_dtype x, int64_t dim = 128) {
+Problem Make(uint32_t seed, gdn_dtype x, int64_t dim = 128, int64_t guard = kAlignedGuard) {
   Problem p;
   p.shape = {2, 37, 3, dim};
   p.x_dtype = p.gate_dtype = x;
-  p.gate_layout = Layout::kBatchFirstSlice;
+  p.guard = guard;
+  p.gate_layout = guard == kAlignedGuard ? Layout::kAlignedSlice : Layout::kBatchFirstSlice;
   Random random(seed);
   p.Fill(random);
   return p;
@@ -55,47 +65,14 @@ float LargestOf(const Guarded& y, int64_t begin, int64_t end) {
   return largest;
 }
 
-// Against the nearest of the 256 values, ties to the even mantissa: nothing of the conversion's.
-uint8_t NearestE4m3(float value) {
-  uint8_t best = 0;
-  double distance = INFINITY;
-  for (int code = 0; code < 127; ++code) {
-    const double magnitude = code < 8 ? code * 0x1p-9 : (8 + code % 8) * std::exp2(code / 8 - 10);
-    const double error = std::abs(std::fabs(value) - magnitude);
-    if (error < distance || (error == distance && code % 2 == 0)) {
-      best = static_cast<uint8_t>(code);
-      distance = error;
-    }
-  }
-  return static_cast<uint8_t>(best | (std::signbit(value) ? 0x80 : 0));
-}
-
-TEST(Fp8Conversion, RoundsToTheNearestAndSaturates) {
-  Random random(60);
-  for (int i = 0; i < 20000; ++i) {
-    const float value = random.Normal() * std::exp2(random.Uniform(-12.0f, 9.0f));
-    ASSERT_EQ(F32ToE4m3(value), NearestE4m3(value)) << value;
-  }
-  for (int code = 0; code < 127; ++code) {
-    const float exact = E4m3ToF32(static_cast<uint8_t>(code));
-    EXPECT_EQ(F32ToE4m3(exact), code);
-    EXPECT_EQ(F32ToE4m3(-exact), code | 0x80);
-    if (code == 126) break;
-    const float tie = (exact + E4m3ToF32(static_cast<uint8_t>(code + 1))) / 2.0f;
-    EXPECT_EQ(F32ToE4m3(tie), code % 2 == 0 ? code : code + 1) << tie;
-    EXPECT_EQ(F32ToE4m3(std::nextafter(tie, 1e9f)), code + 1);
-  }
-  EXPECT_EQ(F32ToE4m3(449.0f), 0x7e);
-  EXPECT_EQ(F32ToE4m3(-INFINITY), 0xfe);
-  EXPECT_EQ(F32ToE4m3(NAN) & 0x7f, 0x7f);
-  EXPECT_EQ(F32ToE4m3(1e-30f), 0);
-}
-
 // y8 is the quantised unquantised result: the rounding to the type of x comes first.
-TEST(GatedRmsNormFp8, Q3RowScaleQuantisesTheRoundedResult) {
-  for (const gdn_dtype x : kDtypes) {
-    for (const Backend& backend : {kRef, CpuBackend(0), CpuBackend(3)}) {
-      const Problem p = Make(61, x);
+GDN_BACKEND_TEST(GatedRmsNormFp8, Q3RowScaleQuantisesTheRoundedResult) {
+  for (const auto& [x, guard] :
+       {std::pair{GDN_F32, kAlignedGuard}, std::pair{GDN_F32, kOddGuard},
+        std::pair{GDN_BF16, kAlignedGuard}, std::pair{GDN_BF16, kOddGuard},
+        std::pair{GDN_F16, kAlignedGuard}, std::pair{GDN_F16, kOddGuard}}) {
+    for (const Backend& backend : {kRef, Tested(0), Tested(3)}) {
+      const Problem p = Make(61, x, 128, guard);
       const Results plain = RunBoth(backend, p);
       const Fp8Results got = RunFp8(backend, p, GDN_FP8_ROW, 0.0f);
       int64_t differ = 0;
@@ -118,11 +95,11 @@ TEST(GatedRmsNormFp8, Q3RowScaleQuantisesTheRoundedResult) {
   }
 }
 
-TEST(GatedRmsNormFp8, StaticScaleSaturatesAndReportsItsInverse) {
+GDN_BACKEND_TEST(GatedRmsNormFp8, StaticScaleSaturatesAndReportsItsInverse) {
   for (const int64_t dim : {32, 50, 128, 256}) {
     for (const float scale : {0.75f, 16.0f, 3000.0f}) {
-      for (const Backend& backend : {kRef, CpuBackend(3)}) {
-        const Problem p = Make(62, GDN_BF16, dim);
+      for (const Backend& backend : {kRef, Tested(3)}) {
+        const Problem p = Make(62, GDN_BF16, dim, scale < 1.0f ? kOddGuard : kAlignedGuard);
         const Results plain = RunBoth(backend, p);
         const Fp8Results got = RunFp8(backend, p, GDN_FP8_STATIC, scale);
         int64_t differ = 0;
@@ -138,8 +115,8 @@ TEST(GatedRmsNormFp8, StaticScaleSaturatesAndReportsItsInverse) {
   }
 }
 
-TEST(GatedRmsNormFp8, RowsOfZerosAndTinyRowsHaveFiniteScales) {
-  for (const Backend& backend : {kRef, CpuBackend(0)}) {
+GDN_BACKEND_TEST(GatedRmsNormFp8, RowsOfZerosAndTinyRowsHaveFiniteScales) {
+  for (const Backend& backend : {kRef, Tested(0)}) {
     Problem p = Make(63, GDN_BF16);
     p.x.Fill(p.shape, [] { return 0.0f; });
     p.x.storage.Set(128 + 5, 1e-36f);
@@ -153,8 +130,8 @@ TEST(GatedRmsNormFp8, RowsOfZerosAndTinyRowsHaveFiniteScales) {
   }
 }
 
-TEST(GatedRmsNormFp8, NanIsVisibleInItsRowAndInTheAmax) {
-  for (const Backend& backend : {kRef, CpuBackend(0), CpuBackend(3)}) {
+GDN_BACKEND_TEST(GatedRmsNormFp8, NanIsVisibleInItsRowAndInTheAmax) {
+  for (const Backend& backend : {kRef, Tested(0), Tested(3)}) {
     Problem p = Make(64, GDN_BF16);
     p.x.storage.Set(128 + 5, NAN);
     const Fp8Results got = RunFp8(backend, p, GDN_FP8_ROW, 0.0f);
@@ -169,17 +146,17 @@ TEST(GatedRmsNormFp8, NanIsVisibleInItsRowAndInTheAmax) {
 }
 
 // amax without FP8: the largest y as stored.
-TEST(GatedRmsNormFp8, AmaxOfAnUnquantisedResult) {
+GDN_BACKEND_TEST(GatedRmsNormFp8, AmaxOfAnUnquantisedResult) {
   const Problem p = Make(65, GDN_F16, 48);
-  for (const Backend& backend : {kRef, CpuBackend(0), CpuBackend(3)}) {
+  for (const Backend& backend : {kRef, Tested(0), Tested(3)}) {
     Results r;
-    float amax = 1e30f;  // overwritten, not accumulated
+    std::vector<float> amax = {1e30f};  // overwritten, not accumulated
     const Execution execution(backend);
     gdn_gated_rms_norm_forward_args args = ForwardArgs(p, r);
-    args.amax = &amax;
+    args.amax = amax.data();
     args.rstd = nullptr;
-    ASSERT_EQ(gdn_gated_rms_norm_forward(execution.exec(), &args), GDN_OK) << gdn_last_error();
-    EXPECT_EQ(amax, LargestOf(r.y, 0, r.y.size()));
+    ASSERT_EQ(Forward(execution, p, r, args, {Out(amax)}), GDN_OK) << gdn_last_error();
+    EXPECT_EQ(amax[0], LargestOf(r.y, 0, r.y.size()));
   }
 }
 

@@ -6,6 +6,8 @@
 namespace gdn::kernels {
 namespace {
 
+GDN_BACKEND_SUITE(GatedRmsNormGradient);
+
 // The loss sum(y * dy) in FP64 of inputs widened to FP64: nothing here is rounded.
 struct Loss {
   explicit Loss(const Problem& problem) : p(problem) {
@@ -50,7 +52,7 @@ struct Loss {
   std::vector<double> x, gate, gamma;
 };
 
-TEST(GatedRmsNormGradient, F2F3EveryGradientMatchesFiniteDifferences) {
+GDN_BACKEND_TEST(GatedRmsNormGradient, F2F3EveryGradientMatchesFiniteDifferences) {
   uint32_t seed = 1;
   for (const int64_t dim : {2, 5, 16}) {
     for (int mode = 0; mode < 8; ++mode) {
@@ -67,7 +69,7 @@ TEST(GatedRmsNormGradient, F2F3EveryGradientMatchesFiniteDifferences) {
       const std::vector<double> dx = loss.Gradient(loss.x);
       const std::vector<double> dgate = loss.Gradient(loss.gate);
       const std::vector<double> dgamma = loss.Gradient(loss.gamma);
-      for (const Backend& backend : {kRef, CpuBackend(0)}) {
+      for (const Backend& backend : {kRef, Tested(0)}) {
         const Results got = RunBoth(backend, p);
         EXPECT_LE(ErrorOf(got.dx, dx), 3e-6) << backend.name << " dim " << dim << " mode " << mode;
         EXPECT_LE(ErrorOf(got.dgate, dgate), 1e-6) << backend.name << " dim " << dim;
@@ -78,14 +80,14 @@ TEST(GatedRmsNormGradient, F2F3EveryGradientMatchesFiniteDifferences) {
 }
 
 // The gradient of a gate shared by all heads is the sum of dgate over the heads.
-TEST(GatedRmsNormGradient, B15SumOverTheBroadcastAxisIsTheGradient) {
+GDN_BACKEND_TEST(GatedRmsNormGradient, B15SumOverTheBroadcastAxisIsTheGradient) {
   Problem p;
   p.shape = {1, 3, 4, 8};
   p.x_dtype = p.gate_dtype = GDN_F32;
   p.gate_layout = Layout::kBroadcastHeads;
   Random random(50);
   p.Fill(random);
-  const Results got = RunBoth(CpuBackend(0), p);
+  const Results got = RunBoth(Tested(0), p);
   const double step = 1e-5;
   for (int64_t seq = 0; seq < 3; ++seq) {
     for (int64_t i = 0; i < 8; ++i) {

@@ -4,6 +4,8 @@
 namespace gdn::kernels {
 namespace {
 
+GDN_BACKEND_SUITE(GatedRmsNormMisuse);
+
 const auto kBad = GDN_INVALID_ARGUMENT;
 constexpr int64_t kHuge = int64_t{1} << 40;
 
@@ -31,9 +33,9 @@ void* Moved(const void* pointer, int64_t bytes) {
   return const_cast<char*>(static_cast<const char*>(pointer)) + bytes;
 }
 
-TEST(GatedRmsNormMisuse, B19ForwardRefusesByName) {
+GDN_BACKEND_TEST(GatedRmsNormMisuse, B19ForwardRefusesByName) {
   const Problem p = Good();
-  for (const gdn_backend backend : {GDN_BACKEND_REF, GDN_BACKEND_CPU}) {
+  for (const gdn_backend backend : CheckingBackends()) {
     const Execution execution({"", backend, 0});
     auto refused = [&](gdn_status status, const char* sentence, auto change) {
       Results r;
@@ -81,7 +83,7 @@ TEST(GatedRmsNormMisuse, B19ForwardRefusesByName) {
     refused(kBad, "y must not overlap gate", [](auto& a, auto&) { a.y = Moved(a.in.gate, 6); });
     refused(kBad, "y must not overlap gamma", [](auto& a, auto&) { a.y = Moved(a.in.gamma, 0); });
     refused(kBad, "rstd must not overlap y",
-            [](auto& a, auto&) { a.rstd = static_cast<float*>(Moved(a.y, 2)); });
+            [](auto& a, auto&) { a.rstd = static_cast<float*>(Moved(a.y, 4)); });
     refused(kBad, "amax must not overlap rstd", [](auto& a, auto&) { a.amax = a.rstd + 11; });
     refused(kBad, "fp8 must be", [](auto& a, auto&) { a.fp8 = Unlisted<gdn_fp8_scaling>(3); });
     refused(GDN_UNSUPPORTED_SHAPE, "one FP8 scale per row needs dim 128, got 64",
@@ -98,9 +100,9 @@ TEST(GatedRmsNormMisuse, B19ForwardRefusesByName) {
   }
 }
 
-TEST(GatedRmsNormMisuse, B19BackwardRefusesByName) {
+GDN_BACKEND_TEST(GatedRmsNormMisuse, B19BackwardRefusesByName) {
   const Problem p = Good();
-  for (const gdn_backend backend : {GDN_BACKEND_REF, GDN_BACKEND_CPU}) {
+  for (const gdn_backend backend : CheckingBackends()) {
     Execution execution({"", backend, 0});
     Results forward;
     RunForward(execution, p, forward);
@@ -138,12 +140,12 @@ TEST(GatedRmsNormMisuse, B19BackwardRefusesByName) {
   }
 }
 
-TEST(GatedRmsNormMisuse, B28WorkspaceProtocol) {
+GDN_BACKEND_TEST(GatedRmsNormMisuse, B28WorkspaceProtocol) {
   const Problem p = Good();
-  Execution execution(CpuBackend(2));
+  Execution execution(Tested(2));
   Results r;
   RunForward(execution, p, r);
-  const gdn_gated_rms_norm_backward_args args = BackwardArgs(p, r);
+  gdn_gated_rms_norm_backward_args args = BackwardArgs(p, r);
   gdn_gated_rms_norm_backward_args extents{};  // the query needs no pointer
   extents.in.batch = p.shape.batch;
   extents.in.seq = p.shape.seq;
@@ -164,7 +166,7 @@ TEST(GatedRmsNormMisuse, B28WorkspaceProtocol) {
   EXPECT_EQ(gdn_gated_rms_norm_backward(execution.exec(), &args), kBad);
   execution.mutable_exec()->workspace = aligned;
   EXPECT_TRUE(Untouched(r.dx) && Untouched(r.dgate) && Untouched(r.dgamma));
-  EXPECT_EQ(gdn_gated_rms_norm_backward(execution.exec(), &args), GDN_OK) << gdn_last_error();
+  EXPECT_EQ(Backward(execution, p, r, args), GDN_OK) << gdn_last_error();
   EXPECT_EQ(gdn_gated_rms_norm_backward_workspace(execution.exec(), &extents, nullptr), kBad);
   extents.in.dim = -1;
   bytes = 77;
@@ -172,12 +174,12 @@ TEST(GatedRmsNormMisuse, B28WorkspaceProtocol) {
   EXPECT_EQ(bytes, 77u);
 }
 
-// No other back end steps in: CUDA and unknown ones are refused, by a sentence that names the op.
-TEST(GatedRmsNormMisuse, NoSilentBackend) {
+// No other back end steps in: an unknown one is refused, by a sentence that names the op.
+GDN_BACKEND_TEST(GatedRmsNormMisuse, NoSilentBackend) {
   const Problem p = Good();
-  for (const int backend : {static_cast<int>(GDN_BACKEND_CUDA), 77}) {
+  {
     gdn_exec exec{};
-    exec.backend = Unlisted<gdn_backend>(backend);
+    exec.backend = Unlisted<gdn_backend>(77);
     Results r;
     const gdn_gated_rms_norm_forward_args forward = ForwardArgs(p, r);
     ExpectSentence(gdn_gated_rms_norm_forward(&exec, &forward), GDN_BACKEND_UNAVAILABLE,

@@ -12,13 +12,16 @@
 #include "gdn/kernels/gated_rms_norm_training.h"
 #include "gtest/gtest.h"
 #include "kernels/linear_test_util.h"
+#include "kernels/op_call_test_util.h"
 
 namespace gdn::kernels {
 
 enum class Layout {
   kDense,
-  kSeqFirstSlice,    // columns of a projection [seq, batch, width]
-  kBatchFirstSlice,  // columns of a projection [batch, seq, width]
+  kSeqFirstSlice,         // columns of a projection [seq, batch, width]
+  kBatchFirstSlice,       // columns of a projection [batch, seq, width]
+  kAlignedSeqFirstSlice,  // the same with every row on 16 bytes if dim is a multiple of 8
+  kAlignedSlice,
   kElementStride2,
   kHeadStride2,
   kOffset17,  // dense, but not aligned to more than the element
@@ -27,7 +30,8 @@ enum class Layout {
   kBroadcastAll,
 };
 inline constexpr Layout kLayouts[] = {Layout::kDense,           Layout::kSeqFirstSlice,
-                                      Layout::kBatchFirstSlice, Layout::kElementStride2,
+                                      Layout::kBatchFirstSlice, Layout::kAlignedSeqFirstSlice,
+                                      Layout::kAlignedSlice,    Layout::kElementStride2,
                                       Layout::kHeadStride2,     Layout::kOffset17};
 inline constexpr Layout kGateLayouts[] = {Layout::kBroadcastHeads, Layout::kBroadcastSeq,
                                           Layout::kBroadcastAll};
@@ -48,6 +52,7 @@ struct View {
   View(gdn_dtype dtype, const Shape& s, Layout layout) {
     const int64_t row = s.heads * s.dim;
     const int64_t width = row + 41;
+    const int64_t aligned_width = row + 48;
     strides = {s.seq * row, row, s.dim, 1};
     switch (layout) {
       case Layout::kDense:
@@ -58,6 +63,14 @@ struct View {
         break;
       case Layout::kBatchFirstSlice:
         strides = {s.seq * width, width, s.dim, 1};
+        offset = 24;
+        break;
+      case Layout::kAlignedSeqFirstSlice:
+        strides = {aligned_width, s.batch * aligned_width, s.dim, 1};
+        offset = 40;
+        break;
+      case Layout::kAlignedSlice:
+        strides = {s.seq * aligned_width, aligned_width, s.dim, 1};
         offset = 24;
         break;
       case Layout::kElementStride2:
@@ -98,28 +111,36 @@ struct View {
   }
 };
 
-// An output between guard elements, at an odd multiple of its element from any alignment.
+// Guard elements: with the first the output lies on 16 bytes, with the other on its element only.
+inline constexpr int64_t kAlignedGuard = 8;
+inline constexpr int64_t kOddGuard = 5;
+
+// An output between guard elements.
 class Guarded {
  public:
   Guarded() = default;
-  Guarded(gdn_dtype dtype, int64_t size) : tensor_(dtype, size + 2 * kGuard), size_(size) {}
-  void* data() { return static_cast<uint8_t*>(tensor_.data()) + kGuard * SizeOf(tensor_.dtype()); }
+  Guarded(gdn_dtype dtype, int64_t size, int64_t guard = kAlignedGuard)
+      : tensor_(dtype, size + 2 * guard), size_(size), guard_(guard) {}
+  void* data() { return static_cast<uint8_t*>(tensor_.data()) + guard_ * SizeOf(tensor_.dtype()); }
   const void* data() const { return const_cast<Guarded*>(this)->data(); }
-  float Get(int64_t i) const { return tensor_.Get(kGuard + i); }
+  float Get(int64_t i) const { return tensor_.Get(guard_ + i); }
+  void Set(int64_t i, float value) { tensor_.Set(guard_ + i, value); }
   int64_t size() const { return size_; }
   gdn_dtype dtype() const { return tensor_.dtype(); }
-  const std::vector<uint8_t>& bytes() const { return tensor_.bytes(); }
+  std::vector<uint8_t> bytes() const { return tensor_.Slice(guard_, guard_ + size_); }
+  Tensor& tensor() { return tensor_; }
   void ExpectGuards(const char* name) const {
-    for (int64_t i = 0; i < kGuard; ++i) {
-      EXPECT_TRUE(IsPoison(tensor_, i) && IsPoison(tensor_, kGuard + size_ + i)) << name;
+    for (int64_t i = 0; i < guard_; ++i) {
+      EXPECT_TRUE(IsPoison(tensor_, i) && IsPoison(tensor_, guard_ + size_ + i)) << name;
     }
   }
 
  private:
-  static constexpr int64_t kGuard = 5;
   Tensor tensor_;
   int64_t size_ = 0;
+  int64_t guard_ = kAlignedGuard;
 };
+inline HostRange Out(Guarded& output) { return Out(output.tensor()); }
 
 struct Problem {
   Shape shape;
@@ -132,6 +153,7 @@ struct Problem {
   Layout x_layout = Layout::kDense;
   Layout gate_layout = Layout::kDense;
   Layout dy_layout = Layout::kDense;
+  int64_t guard = kAlignedGuard;
   View x, gate, dy;
   Tensor gamma;
 
@@ -161,8 +183,8 @@ inline gdn_gated_rms_norm_forward_args ForwardArgs(const Problem& p, Results& r)
   gdn_gated_rms_norm_forward_args args{};
   args.in = p.Input();
   args.eps = p.eps;
-  r.y = Guarded(p.x_dtype, p.shape.count());
-  r.rstd = Guarded(GDN_F32, p.shape.rows());
+  r.y = Guarded(p.x_dtype, p.shape.count(), p.guard);
+  r.rstd = Guarded(GDN_F32, p.shape.rows(), p.guard);
   args.y = r.y.data();
   args.rstd = static_cast<float*>(r.rstd.data());
   return args;
@@ -174,28 +196,48 @@ inline gdn_gated_rms_norm_backward_args BackwardArgs(const Problem& p, Results& 
   args.rstd = static_cast<const float*>(r.rstd.data());
   args.dy = p.dy.data();
   args.dy_strides = p.dy.strides;
-  r.dx = Guarded(p.x_dtype, p.shape.count());
-  r.dgate = Guarded(p.gate_dtype, p.shape.count());
-  r.dgamma = Guarded(p.gamma_dtype, p.shape.dim);
+  r.dx = Guarded(p.x_dtype, p.shape.count(), p.guard);
+  r.dgate = Guarded(p.gate_dtype, p.shape.count(), p.guard);
+  r.dgamma = Guarded(p.gamma_dtype, p.shape.dim, p.guard);
   args.dx = r.dx.data();
   args.dgate = r.dgate.data();
   args.dgamma = r.dgamma.data();
   return args;
 }
 
+// The calls of a problem; `more` holds what the arguments point to beyond problem and results.
+inline gdn_status Forward(const Execution& execution, const Problem& p, Results& r,
+                          gdn_gated_rms_norm_forward_args& args,
+                          const std::vector<HostRange>& more = {}) {
+  std::vector<HostRange> ranges = {In(p.x.storage), In(p.gate.storage), In(p.gamma), Out(r.y),
+                                   Out(r.rstd)};
+  ranges.insert(ranges.end(), more.begin(), more.end());
+  return CallOp(execution, gdn_gated_rms_norm_forward, args, ranges,
+                {args.in.x, args.in.gate, args.in.gamma, args.y, args.rstd, args.fp8_scale,
+                 args.fp8_scale_inv, args.amax});
+}
+inline gdn_status Backward(const Execution& execution, const Problem& p, Results& r,
+                           gdn_gated_rms_norm_backward_args& args) {
+  return CallOp(execution, gdn_gated_rms_norm_backward, args,
+                {In(p.x.storage), In(p.gate.storage), In(p.dy.storage), In(p.gamma),
+                 In(r.rstd.tensor()), Out(r.dx), Out(r.dgate), Out(r.dgamma)},
+                {args.in.x, args.in.gate, args.in.gamma, args.rstd, args.dy, args.dx, args.dgate,
+                 args.dgamma});
+}
+
 inline void RunForward(const Execution& execution, const Problem& p, Results& r) {
-  const gdn_gated_rms_norm_forward_args args = ForwardArgs(p, r);
-  ASSERT_EQ(gdn_gated_rms_norm_forward(execution.exec(), &args), GDN_OK) << gdn_last_error();
+  gdn_gated_rms_norm_forward_args args = ForwardArgs(p, r);
+  ASSERT_EQ(Forward(execution, p, r, args), GDN_OK) << gdn_last_error();
   r.y.ExpectGuards("y");
   r.rstd.ExpectGuards("rstd");
 }
 
 inline void RunBackward(Execution& execution, const Problem& p, Results& r) {
-  const gdn_gated_rms_norm_backward_args args = BackwardArgs(p, r);
+  gdn_gated_rms_norm_backward_args args = BackwardArgs(p, r);
   size_t bytes = 0;
   ASSERT_EQ(gdn_gated_rms_norm_backward_workspace(execution.exec(), &args, &bytes), GDN_OK);
   execution.SetWorkspace(bytes);
-  ASSERT_EQ(gdn_gated_rms_norm_backward(execution.exec(), &args), GDN_OK) << gdn_last_error();
+  ASSERT_EQ(Backward(execution, p, r, args), GDN_OK) << gdn_last_error();
   r.dx.ExpectGuards("dx");
   r.dgate.ExpectGuards("dgate");
   r.dgamma.ExpectGuards("dgamma");

@@ -6,10 +6,13 @@
 #include "gdn/kernels/gates.h"
 #include "gtest/gtest.h"
 #include "kernels/gradient_test_util.h"
+#include "kernels/op_call_test_util.h"
 #include "kernels/refusal_test_util.h"
 
 namespace gdn::kernels {
 namespace {
+
+GDN_BACKEND_SUITE(GatesBackward);
 
 struct Gradients {
   Tensor d_a, d_b;
@@ -94,21 +97,21 @@ struct Problem {
     size_t bytes = 0;
     EXPECT_EQ(gdn_gates_backward_workspace(execution.exec(), &args, &bytes), GDN_OK);
     execution.SetWorkspace(bytes);
-    EXPECT_EQ(gdn_gates_backward(execution.exec(), &args), GDN_OK) << gdn_last_error();
+    EXPECT_EQ(CallOp(execution, gdn_gates_backward, args,
+                     {In(a_in), In(b_in), In(a_log_in), In(dt_bias_in), In(d_g_in), In(d_beta_in),
+                      Out(out.d_a), Out(out.d_b), Out(d_a_log.values()), Out(d_dt_bias.values())},
+                     {args.a, args.b, args.a_log, args.dt_bias, args.d_g, args.d_beta, args.d_a,
+                      args.d_b, args.d_a_log, args.d_dt_bias}),
+              GDN_OK)
+        << gdn_last_error();
     out.d_a_log = d_a_log.Take("d_a_log");
     out.d_dt_bias = d_dt_bias.Take("d_dt_bias");
     return out;
   }
 };
 
-std::vector<Backend> AllBackends() {
-  std::vector<Backend> all = BackendsUnderTest();
-  all.push_back(kRef);
-  return all;
-}
-
 // The factor 2 is allow_neg_eigval.
-TEST(GatesBackward, FiniteDifferencesOfEveryGradient) {
+GDN_BACKEND_TEST(GatesBackward, FiniteDifferencesOfEveryGradient) {
   for (float beta_scale : {1.0f, 2.0f}) {
     for (int64_t heads : {1, 3, 13}) {
       Problem problem(7, heads, 21);
@@ -119,7 +122,7 @@ TEST(GatesBackward, FiniteDifferencesOfEveryGradient) {
       const Doubles d_b = FiniteDifferences(problem.b, loss);
       const Doubles d_a_log = FiniteDifferences(problem.a_log, loss);
       const Doubles d_dt_bias = FiniteDifferences(problem.dt_bias, loss);
-      for (const Backend& backend : AllBackends()) {
+      for (const Backend& backend : TestedBackendsAndRef()) {
         const double bound = backend.backend == GDN_BACKEND_REF ? 2e-7 : 1e-6;
         const Gradients got = problem.Run(backend);
         ExpectGradient("d_a", problem.Dense(got.d_a), d_a, bound);
@@ -132,7 +135,7 @@ TEST(GatesBackward, FiniteDifferencesOfEveryGradient) {
 }
 
 // T19: above 20 value and derivative are those of torch's threshold form, exactly.
-TEST(GatesBackward, T19SlopeAboveTheThresholdIsExactlyOne) {
+GDN_BACKEND_TEST(GatesBackward, T19SlopeAboveTheThresholdIsExactlyOne) {
   for (float x : {20.0001f, 21.0f, 1e4f}) {
     Problem problem(1, 4, 23);
     for (int h = 0; h < 4; ++h) {
@@ -140,7 +143,7 @@ TEST(GatesBackward, T19SlopeAboveTheThresholdIsExactlyOne) {
       problem.dt_bias[h] = 0.0;
       problem.a_log[h] = 0.0;
     }
-    for (const Backend& backend : AllBackends()) {
+    for (const Backend& backend : TestedBackendsAndRef()) {
       const Gradients got = problem.Run(backend);
       for (int h = 0; h < 4; ++h) {
         EXPECT_EQ(got.d_a.Get(h), static_cast<float>(-problem.d_g[h])) << backend.name << x;
@@ -151,13 +154,13 @@ TEST(GatesBackward, T19SlopeAboveTheThresholdIsExactlyOne) {
   }
 }
 
-TEST(GatesBackward, X4SaturatedGatesStayFinite) {
+GDN_BACKEND_TEST(GatesBackward, X4SaturatedGatesStayFinite) {
   Problem problem(4, 6, 25);
   for (size_t i = 0; i < problem.a.size(); ++i) {
     problem.a[i] = i % 2 == 0 ? 1e4 : -1e4;
     problem.b[i] = i % 3 == 0 ? 1e4 : -1e4;
   }
-  for (const Backend& backend : AllBackends()) {
+  for (const Backend& backend : TestedBackendsAndRef()) {
     const Gradients got = problem.Run(backend);
     for (float value : problem.Dense(got.d_b)) EXPECT_EQ(value, 0.0f) << backend.name;
     for (float value : problem.Dense(got.d_a)) EXPECT_TRUE(std::isfinite(value)) << backend.name;
@@ -166,14 +169,14 @@ TEST(GatesBackward, X4SaturatedGatesStayFinite) {
   }
 }
 
-TEST(GatesBackward, EveryTypeAndShapeMatchesRef) {
+GDN_BACKEND_TEST(GatesBackward, EveryTypeAndShapeMatchesRef) {
   for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
     for (int64_t tokens : {0, 1, 63, 64, 65, 500}) {
       for (int64_t heads : {1, 8, 31, 32}) {
         Problem problem(tokens, heads, 27, 9.0f);
         problem.dtype = dtype;
         const Gradients expected = problem.Run(kRef);
-        for (const Backend& backend : BackendsUnderTest()) {
+        for (const Backend& backend : TestedBackends()) {
           const Gradients got = problem.Run(backend);
           const double bound = 2.0 * RoundingBound(dtype);
           EXPECT_LE(Error(problem.Dense(got.d_a), problem.Dense(expected.d_a)), bound);
@@ -186,11 +189,11 @@ TEST(GatesBackward, EveryTypeAndShapeMatchesRef) {
   }
 }
 
-TEST(GatesBackward, RepeatsAndThreadsGiveTheSameBits) {
+GDN_BACKEND_TEST(GatesBackward, RepeatsAndThreadsGiveTheSameBits) {
   const Problem problem(1000, 32, 29);
-  const Gradients first = problem.Run({"cpu", GDN_BACKEND_CPU, 0});
+  const Gradients first = problem.Run(Tested());
   for (int32_t threads : {1, 2, 5}) {
-    const Gradients again = problem.Run({"cpu", GDN_BACKEND_CPU, threads});
+    const Gradients again = problem.Run(Tested(threads));
     EXPECT_EQ(again.d_a.bytes(), first.d_a.bytes());
     EXPECT_EQ(again.d_b.bytes(), first.d_b.bytes());
     EXPECT_EQ(again.d_a_log, first.d_a_log);
@@ -198,7 +201,7 @@ TEST(GatesBackward, RepeatsAndThreadsGiveTheSameBits) {
   }
 }
 
-TEST(GatesBackward, RefusesEveryDamagedArgument) {
+GDN_BACKEND_TEST(GatesBackward, RefusesEveryDamagedArgument) {
   Tensor in(GDN_F32, 20), d_a(GDN_F32, 20), d_b(GDN_F32, 20), sums(GDN_F32, 20);
   using Args = gdn_gates_backward_args;
   Args good{};
@@ -213,7 +216,6 @@ TEST(GatesBackward, RefusesEveryDamagedArgument) {
   good.d_a_log = static_cast<float*>(sums.data());
   good.d_dt_bias = good.d_a_log + 10;
   const auto bad = GDN_INVALID_ARGUMENT;
-  ExpectNoCuda(good, gdn_gates_backward);
   ExpectRefusals<Args>(
       good, {&d_a, &d_b, &sums}, gdn_gates_backward,
       {{"tokens", bad, [](Args& a) { a.tokens = -1; }},
@@ -235,8 +237,9 @@ TEST(GatesBackward, RefusesEveryDamagedArgument) {
        {"d_b must", bad, [](Args& a) { a.d_b = nullptr; }},
        {"overlap", bad, [](Args& a) { a.d_b = a.d_a; }},
        {"d_a_log must", bad, [](Args& a) { a.d_a_log = nullptr; }},
-       {"d_dt_bias must", bad, [](Args& a) { a.d_dt_bias = nullptr; }}});
-  Execution execution({"", GDN_BACKEND_CPU, 0});
+       {"d_dt_bias must", bad, [](Args& a) { a.d_dt_bias = nullptr; }}},
+      CheckingBackends());
+  Execution execution(Tested());
   size_t bytes = 0;
   ASSERT_EQ(gdn_gates_backward_workspace(execution.exec(), &good, &bytes), GDN_OK);
   ASSERT_GT(bytes, 0u);

@@ -61,6 +61,7 @@ class GuardedFloats {
   explicit GuardedFloats(int64_t size)
       : size_(static_cast<size_t>(size)), values_(size_ + kGuard, NAN) {}
   float* data() { return values_.data(); }
+  Floats& values() { return values_; }
   float* Out(Place& place) { return place.Out(values_.data(), values_.size()); }
   // The values; complains where the canaries changed.
   Floats Take(const char* name) const {

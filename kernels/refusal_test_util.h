@@ -26,10 +26,11 @@ struct Misuse {
 template <typename Args>
 void ExpectRefusals(const Args& good, const std::vector<Tensor*>& outputs,
                     gdn_status (*call)(const gdn_exec*, const Args*),
-                    const std::vector<Misuse<Args>>& cases) {
+                    const std::vector<Misuse<Args>>& cases,
+                    const std::vector<gdn_backend>& backends = {GDN_BACKEND_REF, GDN_BACKEND_CPU}) {
   std::vector<std::vector<uint8_t>> before;
   for (const Tensor* output : outputs) before.push_back(output->bytes());
-  for (gdn_backend backend : {GDN_BACKEND_REF, GDN_BACKEND_CPU}) {
+  for (gdn_backend backend : backends) {
     Execution execution({"", backend, 0});
     execution.SetWorkspace(1 << 20);
     for (const Misuse<Args>& misuse : cases) {

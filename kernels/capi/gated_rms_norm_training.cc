@@ -93,7 +93,7 @@ gdn_status CheckFp8(const gdn_gated_rms_norm_forward_args& args) {
 }
 
 gdn_status CheckForward(const gdn_exec* exec, const gdn_gated_rms_norm_forward_args* args) {
-  GDN_RETURN_IF_ERROR(CheckHostExec(kForward, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kForward, exec, args));
   const Input& in = args->in;
   GDN_RETURN_IF_ERROR(CheckExtents(kForward, in));
   GDN_RETURN_IF_ERROR(CheckTypes(kForward, in));
@@ -122,6 +122,14 @@ gdn_status CheckForward(const gdn_exec* exec, const gdn_gated_rms_norm_forward_a
   return CheckDisjoint(kForward, inputs, outputs);
 }
 
+// Bytes that the back end needs for checked extents.
+size_t BackwardWorkspace(const gdn_exec& exec, const gdn_gated_rms_norm_backward_args& args) {
+#ifdef GDN_HAS_CUDA
+  if (exec.backend == GDN_BACKEND_CUDA) return cuda::GatedRmsNormBackwardWorkspace(args);
+#endif
+  return exec.backend == GDN_BACKEND_CPU ? cpu::GatedRmsNormBackwardWorkspace(args) : 0;
+}
+
 gdn_status CheckBackward(const gdn_exec* exec, const gdn_gated_rms_norm_backward_args* args) {
   const Input& in = args->in;
   GDN_RETURN_IF_ERROR(CheckTypes(kBackward, in));
@@ -141,8 +149,7 @@ gdn_status CheckBackward(const gdn_exec* exec, const gdn_gated_rms_norm_backward
     GDN_RETURN_IF_ERROR(
         CheckDense(kBackward, "dgate", args->dgate, SizeOf(in.gate_dtype), count, &outputs[2]));
   }
-  size_t workspace = 0;
-  if (exec->backend == GDN_BACKEND_CPU) workspace = cpu::GatedRmsNormBackwardWorkspace(*args);
+  const size_t workspace = BackwardWorkspace(*exec, *args);
   GDN_RETURN_IF_ERROR(CheckWorkspace(kBackward, *exec, workspace));
   outputs[3] = {"exec.workspace", exec->workspace, static_cast<int64_t>(workspace)};
   return CheckDisjoint(kBackward, inputs, outputs);
@@ -154,26 +161,25 @@ gdn_status CheckBackward(const gdn_exec* exec, const gdn_gated_rms_norm_backward
 gdn_status gdn_gated_rms_norm_forward(const gdn_exec* exec,
                                       const gdn_gated_rms_norm_forward_args* args) {
   GDN_RETURN_IF_ERROR(gdn::kernels::CheckForward(exec, args));
-  GDN_DISPATCH_HOST(exec, args, GatedRmsNormForward);
+  GDN_DISPATCH(exec, args, GatedRmsNormForward);
 }
 
 gdn_status gdn_gated_rms_norm_backward_workspace(const gdn_exec* exec,
                                                  const gdn_gated_rms_norm_backward_args* args,
                                                  size_t* bytes) {
   using namespace gdn::kernels;  // NOLINT(build/namespaces): the checks
-  GDN_RETURN_IF_ERROR(CheckHostExec(kBackward, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kBackward, exec, args));
   GDN_RETURN_IF_ERROR(CheckPointer(kBackward, "bytes", bytes));
   GDN_RETURN_IF_ERROR(CheckExtents(kBackward, args->in));
-  *bytes =
-      exec->backend == GDN_BACKEND_CPU ? gdn::cpu::GatedRmsNormBackwardWorkspace(*args) : size_t{0};
+  *bytes = BackwardWorkspace(*exec, *args);
   return GDN_OK;
 }
 
 gdn_status gdn_gated_rms_norm_backward(const gdn_exec* exec,
                                        const gdn_gated_rms_norm_backward_args* args) {
   using namespace gdn::kernels;  // NOLINT(build/namespaces): the checks
-  GDN_RETURN_IF_ERROR(CheckHostExec(kBackward, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kBackward, exec, args));
   GDN_RETURN_IF_ERROR(CheckExtents(kBackward, args->in));
   GDN_RETURN_IF_ERROR(CheckBackward(exec, args));
-  GDN_DISPATCH_HOST(exec, args, GatedRmsNormBackward);
+  GDN_DISPATCH(exec, args, GatedRmsNormBackward);
 }

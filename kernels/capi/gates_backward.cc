@@ -9,6 +9,14 @@ namespace {
 
 using namespace gdn::kernels;  // NOLINT(build/namespaces): the checks
 
+// Bytes that the back end needs for a checked shape.
+size_t Workspace(const gdn_exec& exec, const gdn_gates_backward_args& args) {
+#ifdef GDN_HAS_CUDA
+  if (exec.backend == GDN_BACKEND_CUDA) return gdn::cuda::GatesBackwardWorkspace(args);
+#endif
+  return exec.backend == GDN_BACKEND_CPU ? gdn::cpu::GatesBackwardWorkspace(args) : 0;
+}
+
 gdn_status CheckShape(const char* op, const gdn_gates_backward_args& args) {
   GDN_RETURN_IF_ERROR(CheckExtent(op, "tokens", args.tokens, 0));
   GDN_RETURN_IF_ERROR(CheckExtent(op, "value_heads", args.value_heads, 1));
@@ -50,18 +58,17 @@ gdn_status Check(const char* op, const gdn_gates_backward_args& args) {
 gdn_status gdn_gates_backward_workspace(const gdn_exec* exec, const gdn_gates_backward_args* args,
                                         size_t* bytes) {
   constexpr char kOp[] = "gates_backward_workspace";
-  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "bytes", bytes));
   GDN_RETURN_IF_ERROR(CheckShape(kOp, *args));
-  *bytes = exec->backend == GDN_BACKEND_CPU ? gdn::cpu::GatesBackwardWorkspace(*args) : 0;
+  *bytes = Workspace(*exec, *args);
   return GDN_OK;
 }
 
 gdn_status gdn_gates_backward(const gdn_exec* exec, const gdn_gates_backward_args* args) {
   constexpr char kOp[] = "gates_backward";
-  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(Check(kOp, *args));
-  if (exec->backend != GDN_BACKEND_CPU) return gdn::ref::GatesBackward(*exec, *args);
-  GDN_RETURN_IF_ERROR(CheckWorkspace(kOp, *exec, gdn::cpu::GatesBackwardWorkspace(*args)));
-  return gdn::cpu::GatesBackward(*exec, *args);
+  GDN_RETURN_IF_ERROR(CheckWorkspace(kOp, *exec, Workspace(*exec, *args)));
+  GDN_DISPATCH(exec, args, GatesBackward);
 }

@@ -54,7 +54,7 @@ gdn_status Check(const gdn_l2_norm_backward_args& args) {
 }  // namespace
 
 gdn_status gdn_l2_norm_backward(const gdn_exec* exec, const gdn_l2_norm_backward_args* args) {
-  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(Check(*args));
-  GDN_DISPATCH_HOST(exec, args, L2NormBackward);
+  GDN_DISPATCH(exec, args, L2NormBackward);
 }

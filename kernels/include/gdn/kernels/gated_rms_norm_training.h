@@ -19,8 +19,8 @@
  *  Everything between the rounding points is FP32 (REF: FP64). With FP32 x they round nothing.
  *
  *  The bits of dgamma depend on the arguments alone: rows are summed in a number of partial rows
- *  that follows from the row count, and these in order; no atomics, whatever the threads. With eps
- *  0 an all-zero row has rstd 0 and y 0.
+ *  that follows from the extents, and these in order; no atomics, whatever the threads or the
+ *  device. With eps 0 an all-zero row has rstd 0 and y 0.
  *
  *  Types: x any; gate that of x, or FP32; gamma any, independent of x.
  *  Pointers need the alignment of their element and no more (2 bytes for 16-bit types).
@@ -29,12 +29,16 @@
  *  the caller's.
  *
  *  Statuses: GDN_UNSUPPORTED_SHAPE for D above 8192, or above or below 128 with GDN_FP8_ROW;
- *  GDN_UNSUPPORTED_TYPE for a gate of the other 16-bit type; GDN_BACKEND_UNAVAILABLE for CUDA,
- *  which does not have these ops yet. Zero rows succeed: amax and dgamma, where given, become 0.
+ *  GDN_UNSUPPORTED_TYPE for a gate of the other 16-bit type. Zero rows succeed: amax and dgamma,
+ *  where given, become 0.
+ *
+ *  CUDA: any layout gives the bits of the dense one. Fastest are 16-bit x with D = 32, 64, 128 or
+ *  256, elements next to each other, and pointers and other strides at multiples of 16 bytes (y
+ *  with FP8: of 8); other layouts and lengths take a slower kernel.
  *
  *  Serving uses gdn_gated_rms_norm, whose y has the same bits on the CPU with round_before_gate,
- * for eps > 0 and gates above -1e4. Sources: Megatron-LM, megatron/core (fused gated norm);
- * TransformerEngine, issue 3724.
+ *  for eps > 0 and gates above -1e4. Sources: Megatron-LM, megatron/core (fused gated norm);
+ *  TransformerEngine, issue 3724.
  */
 #ifndef GDN_KERNELS_GATED_RMS_NORM_TRAINING_H_
 #define GDN_KERNELS_GATED_RMS_NORM_TRAINING_H_
@@ -132,5 +136,10 @@ gdn_status GatedRmsNormForward(const gdn_exec&, const gdn_gated_rms_norm_forward
 size_t GatedRmsNormBackwardWorkspace(const gdn_gated_rms_norm_backward_args&);
 gdn_status GatedRmsNormBackward(const gdn_exec&, const gdn_gated_rms_norm_backward_args&);
 }  // namespace gdn::cpu
+namespace gdn::cuda {
+gdn_status GatedRmsNormForward(const gdn_exec&, const gdn_gated_rms_norm_forward_args&);
+size_t GatedRmsNormBackwardWorkspace(const gdn_gated_rms_norm_backward_args&);
+gdn_status GatedRmsNormBackward(const gdn_exec&, const gdn_gated_rms_norm_backward_args&);
+}  // namespace gdn::cuda
 #endif
 #endif /* GDN_KERNELS_GATED_RMS_NORM_TRAINING_H_ */

@@ -14,7 +14,7 @@
  *  T alone, without atomics: repeats are bit-equal. Outputs are overwritten, not added to; none may
  *  overlap an input or another output.
  *
- *  Back ends: REF and CPU; CUDA answers GDN_BACKEND_UNAVAILABLE.
+ *  Back ends: REF, CPU, CUDA.
  */
 #ifndef GDN_KERNELS_GATES_BACKWARD_H_
 #define GDN_KERNELS_GATES_BACKWARD_H_
@@ -60,5 +60,9 @@ namespace gdn::cpu {
 gdn_status GatesBackward(const gdn_exec&, const gdn_gates_backward_args&);
 size_t GatesBackwardWorkspace(const gdn_gates_backward_args&);
 }  // namespace gdn::cpu
+namespace gdn::cuda {
+gdn_status GatesBackward(const gdn_exec&, const gdn_gates_backward_args&);
+size_t GatesBackwardWorkspace(const gdn_gates_backward_args&);
+}  // namespace gdn::cuda
 #endif
 #endif /* GDN_KERNELS_GATES_BACKWARD_H_ */

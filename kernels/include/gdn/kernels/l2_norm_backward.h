@@ -9,8 +9,8 @@
  *
  *  Key heads that a caller replicated before the norm have one dx each: their sum is the caller's.
  *
- *  Every type of y, dy and dx, in any combination. GDN_BACKEND_UNAVAILABLE for CUDA, which does not
- *  have this op yet. Source: flash-linear-attention, fla/modules/l2norm.py.
+ *  Every type of y, dy and dx, in any combination. CUDA is fastest with one 16-bit type, dim 64,
+ *  128 or 256, and rows on 16 bytes. Source: flash-linear-attention, fla/modules/l2norm.py.
  */
 #ifndef GDN_KERNELS_L2_NORM_BACKWARD_H_
 #define GDN_KERNELS_L2_NORM_BACKWARD_H_
@@ -47,6 +47,9 @@ namespace gdn::ref {
 gdn_status L2NormBackward(const gdn_exec&, const gdn_l2_norm_backward_args&);
 }
 namespace gdn::cpu {
+gdn_status L2NormBackward(const gdn_exec&, const gdn_l2_norm_backward_args&);
+}
+namespace gdn::cuda {
 gdn_status L2NormBackward(const gdn_exec&, const gdn_l2_norm_backward_args&);
 }
 #endif

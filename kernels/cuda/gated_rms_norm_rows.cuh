@@ -1,0 +1,137 @@
+// The arithmetic of the gated RMSNorm for training, on eight neighbouring elements of a row.
+//
+// Every sum over a row has one order, whichever kernel forms it: a thread adds its eight elements
+// one after the other, then lanes are added in halves, then warps one after the other. So each
+// layout of the inputs gives the bits of the dense one, and gdn_rms_norm those of this norm.
+#ifndef KERNELS_CUDA_GATED_RMS_NORM_ROWS_CUH_
+#define KERNELS_CUDA_GATED_RMS_NORM_ROWS_CUH_
+
+#include <cstdint>
+
+#include "gdn/kernels/gated_rms_norm_training.h"
+#include "kernels/cuda/math.cuh"
+#include "kernels/cuda/narrow_pair.cuh"
+#include "kernels/cuda/row_view.cuh"
+#include "kernels/cuda/sigmoid.cuh"
+
+namespace gdn::cuda {
+
+using Floats8 = float[kVectorElements];
+
+template <typename T>
+__device__ inline Vector<T> NarrowAll(const Floats8& values) {
+  Vector<T> vector;
+#pragma unroll
+  for (int e = 0; e < kVectorElements; e += 2) {
+    NarrowPair<T>(values[e], values[e + 1], &vector.element[e]);
+  }
+  return vector;
+}
+template <typename T>
+__device__ inline void WidenAll(const Vector<T>& vector, Floats8& to) {
+#pragma unroll
+  for (int e = 0; e < kVectorElements; ++e) to[e] = Widen(vector.element[e]);
+}
+// Rounds to T and back.
+template <typename T>
+__device__ inline void RoundAll(Floats8& values) {
+  WidenAll(NarrowAll<T>(values), values);
+}
+
+// gamma, or 1 + gamma, of columns i to i + 7; zeros beyond the row's end.
+__device__ inline void LoadWeight(const gdn_gated_rms_norm_input& in, bool vectors, int64_t i,
+                                  Floats8& weight) {
+  if (in.gamma_dtype == GDN_F32) {
+    LoadRow(static_cast<const float*>(in.gamma), 1, vectors, i, in.dim, weight);
+  } else if (in.gamma_dtype == GDN_BF16) {
+    LoadRow(static_cast<const Bf16*>(in.gamma), 1, vectors, i, in.dim, weight);
+  } else {
+    LoadRow(static_cast<const F16*>(in.gamma), 1, vectors, i, in.dim, weight);
+  }
+  if (in.zero_centered_gamma != 0) {
+#pragma unroll
+    for (int e = 0; e < kVectorElements; ++e) weight[e] += 1.0f;
+  }
+}
+
+__device__ inline float GateAct(bool silu, float gate) {
+  float e;
+  const float sigmoid = FastSigmoid(gate, &e);
+  return silu ? gate * sigmoid : sigmoid;
+}
+
+// The activation, and its derivative.
+__device__ inline float GateAct(bool silu, float gate, float* derivative) {
+  float e;
+  const float sigmoid = FastSigmoid(gate, &e);
+  // 1 - sigmoid is e * sigmoid without cancellation, unless e is infinite.
+  const float rest = gate > 0.0f ? e * sigmoid : 1.0f - sigmoid;
+  if (silu) {
+    *derivative = sigmoid * fmaf(gate, rest, 1.0f);
+    return gate * sigmoid;
+  }
+  *derivative = sigmoid * rest;
+  return sigmoid;
+}
+
+__device__ inline float SumOfSquares(const Floats8& x, float sum) {
+#pragma unroll
+  for (int e = 0; e < kVectorElements; ++e) sum = fmaf(x[e], x[e], sum);
+  return sum;
+}
+
+__device__ inline float InverseRms(float sum, int64_t dim, float eps) {
+  const float square = sum / static_cast<float>(dim) + eps;
+  return square == 0.0f ? 0.0f : rsqrtf(square);  // With eps 0 zeros stay zeros.
+}
+
+// y from x and gate, rounded to X; `values` holds x.
+template <typename X>
+__device__ inline Vector<X> GatedNorm(Floats8& values, const Floats8& gate, const Floats8& weight,
+                                      float rstd, bool silu) {
+#pragma unroll
+  for (int e = 0; e < kVectorElements; ++e) values[e] = values[e] * rstd * weight[e];
+  RoundAll<X>(values);
+#pragma unroll
+  for (int e = 0; e < kVectorElements; ++e) values[e] *= GateAct(silu, gate[e]);
+  return NarrowAll<X>(values);
+}
+
+// What the backward derives from a vector of a row before the row's mean is known.
+template <typename X>
+__device__ inline void GatedGradient(Floats8& x, const Floats8& gate, const Floats8& dy,
+                                     const Floats8& weight, float rstd, bool silu, bool counts,
+                                     Floats8& weighted, Floats8& dgate, Floats8& dgamma,
+                                     float* sum) {
+  Floats8 n, dn;
+#pragma unroll
+  for (int e = 0; e < kVectorElements; ++e) {
+    x[e] *= rstd;
+    n[e] = x[e] * weight[e];
+    float derivative;
+    dn[e] = dy[e] * GateAct(silu, gate[e], &derivative);
+    dgate[e] = derivative;
+  }
+  RoundAll<X>(n);
+  RoundAll<X>(dn);
+#pragma unroll
+  for (int e = 0; e < kVectorElements; ++e) {
+    dgate[e] = dy[e] * n[e] * dgate[e];
+    weighted[e] = dn[e] * weight[e];
+    *sum = fmaf(weighted[e], x[e], *sum);
+    if (counts) dgamma[e] = fmaf(dn[e], x[e], dgamma[e]);
+  }
+}
+
+// dx from the row's mean c of dn * w * x-hat; x holds x-hat.
+template <typename X>
+__device__ inline Vector<X> InputGradient(const Floats8& x, Floats8& weighted, float rstd,
+                                          float c) {
+#pragma unroll
+  for (int e = 0; e < kVectorElements; ++e) weighted[e] = rstd * fmaf(-x[e], c, weighted[e]);
+  return NarrowAll<X>(weighted);
+}
+
+}  // namespace gdn::cuda
+
+#endif  // KERNELS_CUDA_GATED_RMS_NORM_ROWS_CUH_
