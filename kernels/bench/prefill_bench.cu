@@ -212,7 +212,7 @@ class Bench {
     };
     const auto run_rule = [&](int i, gdn::cuda::ChunkedSplit split) {
       rule.state = state.get() + i % layers * state_size;
-      Must(gdn::cuda::LaunchChunked(exec, device, rule, {}, split));
+      Must(gdn::cuda::LaunchChunked(exec, device, rule, split));
     };
     const auto run_norm = [&](int i) {
       norm.gate = x.get() + i % layers * tokens * line + channels;
@@ -280,25 +280,27 @@ class Bench {
     gdn::cuda::FusedPrefillChunks(fused, workspace.get(), &chunks_at);
     const double in_ms = Time(launches, [&](int i) {
       l.x = x.get() + i % layers * tokens * line;
-      gdn::cuda::LaunchWayIn(fused, chunks_at, stream_);
+      Must(gdn::cuda::LaunchWayIn(exec, fused, chunks_at));
     });
-    const auto run_prepared = [&](int i, Split split) {
-      rule.state = state.get() + i % layers * state_size;
-      Must(gdn::cuda::LaunchChunked(exec, device, rule, chunks_at, split));
+    const auto run_walk = [&](int i, Split split) {
+      const int64_t layer = i % layers;
+      l.x = x.get() + layer * tokens * line;
+      l.y = y.get() + layer * tokens * values;
+      l.state = state.get() + layer * state_size;
+      Must(gdn::cuda::LaunchWalk(exec, device, fused, chunks_at, split));
     };
-    const double prepared_whole_ms = Time(launches, [&](int i) { run_prepared(i, Split::kWhole); });
-    const double prepared_halves_ms =
-        Time(launches, [&](int i) { run_prepared(i, Split::kHalves); });
+    const double walk_whole_ms = Time(launches, [&](int i) { run_walk(i, Split::kWhole); });
+    const double walk_halves_ms = Time(launches, [&](int i) { run_walk(i, Split::kHalves); });
     const double chunks = static_cast<double>(c.sequences * ((c.length + kChunk - 1) / kChunk));
     const double rate = chunks * static_cast<double>(value_heads) * kFlopsPerChunk /
-                        std::min(prepared_whole_ms, prepared_halves_ms) * 1e-9;
+                        std::min(walk_whole_ms, walk_halves_ms) * 1e-9;
     std::printf(
         "%2lld:%-4lld %3lldx%-5lld | %8.4f %8.4f %8.4f %8.4f %8.4f %8.4f | %8.4f | %8.4f %8.4f "
         "%8.4f | %8.4f %7.1f %6.1f\n",
         static_cast<long long>(key_heads), static_cast<long long>(value_heads),
         static_cast<long long>(c.sequences), static_cast<long long>(c.length), conv_ms, gates_ms,
-        whole_ms, halves_ms, rule_ms, norm_ms, layer_ms, in_ms, prepared_whole_ms,
-        prepared_halves_ms, fused_ms, rate, 100.0 * rate / peak_);
+        whole_ms, halves_ms, rule_ms, norm_ms, layer_ms, in_ms, walk_whole_ms, walk_halves_ms,
+        fused_ms, rate, 100.0 * rate / peak_);
     std::fflush(stdout);
   }
 

@@ -161,8 +161,8 @@ __device__ inline void MergeThirtyTwos(uint32_t system, uint32_t t, int warp, in
   StoreNegated(t, 32 + row, column + 8, lane, d[1]);
 }
 
-template <int kStates, typename S>
-__device__ inline void SolveRole(const Params& p, Shared<kStates, S>& shared, int thread) {
+template <int kStates>
+__device__ inline void SolveRole(const Params& p, Shared<kStates>& shared, int thread) {
   constexpr int kParts = 2 / kStates;
   Solve& solve = shared.solve;
   const uint32_t system = SharedAddress(solve.system);

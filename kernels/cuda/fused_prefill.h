@@ -1,4 +1,5 @@
-// The kernels around the chunked rule in the fused prefill: the way into its chunks and out of it.
+// The two kernels of the tuned fused prefill, and what lies between them in its workspace; and the
+// norm of the way without them.
 #ifndef KERNELS_CUDA_FUSED_PREFILL_H_
 #define KERNELS_CUDA_FUSED_PREFILL_H_
 
@@ -8,13 +9,33 @@
 
 namespace gdn::cuda {
 
+// Chunks that are prepared, in slots (chunk_slots.cuh) with the layout of fused_prefill_chunk.cuh:
+// of each slot Keys of each key head, and a tile of values, a Mix and WalkScalars of each value
+// head.
+struct PreparedChunks {
+  void* keys = nullptr;
+  void* values = nullptr;
+  void* mixes = nullptr;
+  void* scalars = nullptr;
+};
+
 // Where the op keeps its chunks in a workspace; for the benchmark of its parts.
 void FusedPrefillChunks(const gdn_fused_prefill_args& args, void* workspace,
                         PreparedChunks* chunks);
 
-// Convolution, SiLU, norms of q and k, gates: fills the chunks. K = V = 128, W = 4, 16-bit x.
-void LaunchWayIn(const gdn_fused_prefill_args& args, const PreparedChunks& chunks,
-                 cudaStream_t stream);
+// Whether the two kernels cover a call on this device; depends on its shape and addresses alone.
+bool CoversFusedPrefill(const Device& device, const gdn_fused_prefill_args& args);
+
+// All that does not depend on a state: convolution, SiLU, norms of q and k, gates, and the two
+// matrices of each chunk. Fills the chunks, and carries the convolution's state.
+gdn_status LaunchWayIn(const gdn_exec& exec, const gdn_fused_prefill_args& args,
+                       const PreparedChunks& chunks);
+
+// All that does: walks the chunks of each sequence and head, with the gated norm of their output.
+// kAuto takes what one call alone is fastest with; the results are the same bits.
+gdn_status LaunchWalk(const gdn_exec& exec, const Device& device,
+                      const gdn_fused_prefill_args& args, const PreparedChunks& chunks,
+                      ChunkedSplit split = ChunkedSplit::kAuto);
 
 // Gated norm of o, [T, HV, V] dense, in FP32 or, with round_o, in the layer's type.
 void LaunchWayOut(const gdn_fused_prefill_args& args, const void* o, cudaStream_t stream);

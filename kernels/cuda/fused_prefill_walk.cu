@@ -1,0 +1,137 @@
+#include "kernels/cuda/fused_prefill_walk.cuh"
+
+#include "kernels/cuda/fused_prefill.h"
+#include "kernels/cuda/fused_prefill_walk_output.cuh"
+#include "kernels/cuda/fused_prefill_walk_state.cuh"
+
+namespace gdn::cuda {
+namespace {
+
+using namespace chunk;  // NOLINT(build/namespaces)
+
+constexpr char kOp[] = "fused_prefill";
+constexpr int kSharedAlignment = 1024;
+
+template <int kStates>
+constexpr int kThreads = kGroup*(2 + kStates);
+// Registers of a role's threads: with two state roles, all that a multiprocessor has.
+template <int kStates>
+constexpr int kStateRegisters = kStates == 2 ? 208 : 240;
+template <int kStates>
+constexpr int kOutputRegisters = kStates == 2 ? 72 : 104;
+template <int kStates>
+constexpr int kLoadRegisters = 24;
+
+template <typename X, int kStates>
+__global__ void __launch_bounds__(kThreads<kStates>, 1)
+    WalkKernel(const __grid_constant__ WalkParams p) {
+#ifdef GDN_WGMMA
+  extern __shared__ char raw[];
+  auto& shared = *reinterpret_cast<WalkShared<kStates>*>(
+      raw + (kSharedAlignment - SharedAddress(raw) % kSharedAlignment) % kSharedAlignment);
+  if (threadIdx.x == 0) shared.Init();
+  if constexpr (kStates == 1) {
+    // The other block sends to this one's barriers.
+    ClusterArrive();
+    ClusterWait();
+  } else {
+    __syncthreads();
+  }
+  const int thread = static_cast<int>(threadIdx.x) % kGroup;
+  const int role = static_cast<int>(threadIdx.x) / kGroup;
+  if (role == 0) {
+    ShrinkRegisters<kLoadRegisters<kStates>>();
+    if (thread == 0) LoadRole(p, shared);
+  } else if (role == 1) {
+    ShrinkRegisters<kOutputRegisters<kStates>>();
+    WalkOutput<X, kStates>(p, shared, thread).Run();
+  } else {
+    GrowRegisters<kStateRegisters<kStates>>();
+    WalkState<kStates>(p, shared, role - 2, thread).Run();
+  }
+#endif
+}
+
+template <typename X, int kStates>
+gdn_status Launch(const gdn_exec& exec, const Device& device, WalkParams& p) {
+  constexpr size_t kBytes = sizeof(WalkShared<kStates>) + kSharedAlignment;
+  static_assert(kBytes <= 232448);
+  const cudaError_t error = AllowSharedMemory<WalkKernel<X, kStates>>(kBytes, false);
+  if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
+  constexpr int kParts = 2 / kStates;
+  p.units = static_cast<int32_t>(p.args.sequences * p.args.value_heads * kParts);
+  const int most = device.multiprocessors / kParts * kParts;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(p.units < most ? p.units : most));
+  config.blockDim = dim3(kThreads<kStates>);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = Stream(exec);
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {kParts, 1, 1};
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  cudaLaunchKernelEx(&config, WalkKernel<X, kStates>, p);
+  return CheckLaunch(kOp);
+}
+
+bool IsVector(const void* data, int64_t stride, int64_t offset = 0) {
+  return IsVectorAligned(data, stride) && offset % kVectorElements == 0;
+}
+
+}  // namespace
+
+bool CoversFusedPrefill(const Device& device, const gdn_fused_prefill_args& args) {
+#ifdef GDN_SM90A
+  if (device.compute_capability != 90) return false;
+#else
+  return false;
+#endif
+  const gdn_fused_decode_args& a = args.layer;
+  if (a.key_dim != kDim || a.value_dim != kDim || a.conv_width != 4) return false;
+  if (a.dtype == GDN_F32 || a.use_qk_l2norm == 0) return false;
+  if (a.rows > INT32_MAX / 2 / a.value_heads) return false;
+  const int64_t element = a.state_dtype == GDN_F32 ? 4 : 2;
+  return IsVector(a.x, a.x_token_stride, a.q_offset) &&
+         IsVector(a.x, a.x_token_stride, a.k_offset) &&
+         IsVector(a.x, a.x_token_stride, a.v_offset) &&
+         IsVector(a.x, a.x_token_stride, a.z_offset) && IsVector(a.y, a.y_token_stride) &&
+         IsVector(a.conv_state, a.conv_slot_stride) &&
+         reinterpret_cast<uintptr_t>(a.conv_weight) % 16 == 0 &&
+         reinterpret_cast<uintptr_t>(a.state) % static_cast<uintptr_t>(2 * element) == 0 &&
+         a.state_slot_stride % 2 == 0;
+}
+
+gdn_status LaunchWalk(const gdn_exec& exec, const Device& device,
+                      const gdn_fused_prefill_args& args, const PreparedChunks& chunks,
+                      ChunkedSplit split) {
+  const gdn_fused_decode_args& a = args.layer;
+  WalkParams p{};
+  p.args.sequences = a.rows;
+  p.args.cu_seqlens = args.cu_seqlens;
+  p.args.key_heads = a.key_heads;
+  p.args.value_heads = a.value_heads;
+  p.args.state = a.state;
+  p.args.state_dtype = a.state_dtype;
+  p.args.state_slot_stride = a.state_slot_stride;
+  p.args.read_index = a.read_index;
+  p.args.write_index = a.write_index;
+  p.args.fresh = a.fresh;
+  p.ratio = static_cast<int32_t>(a.value_heads / a.key_heads);
+  p.layer = a;
+  p.keys = static_cast<const char*>(chunks.keys);
+  p.values = static_cast<const char*>(chunks.values);
+  p.mixes = static_cast<const char*>(chunks.mixes);
+  p.scalars = static_cast<const char*>(chunks.scalars);
+  if (split == ChunkedSplit::kAuto) {
+    // Halves use twice the blocks, which pays while they would be idle.
+    const int64_t units = a.rows * a.value_heads;
+    split = 2 * units <= device.multiprocessors ? ChunkedSplit::kHalves : ChunkedSplit::kWhole;
+  }
+  if (split == ChunkedSplit::kHalves) {
+    return a.dtype == GDN_BF16 ? Launch<Bf16, 1>(exec, device, p) : Launch<F16, 1>(exec, device, p);
+  }
+  return a.dtype == GDN_BF16 ? Launch<Bf16, 2>(exec, device, p) : Launch<F16, 2>(exec, device, p);
+}
+
+}  // namespace gdn::cuda

@@ -1,0 +1,120 @@
+// The walk over prepared chunks (fused_prefill_chunk.cuh): what its roles share. A block takes a
+// sequence's value head, or half of the head's value columns; the two halves are then a cluster.
+//
+// Roles, a warpgroup each, a pipeline through shared memory:
+//     load:   one thread has the copy engine bring the chunks
+//     state:  64 value columns of S; one or two of these        (fused_prefill_walk_state.cuh)
+//     output: the gated norm of a chunk's output                (fused_prefill_walk_output.cuh)
+#ifndef KERNELS_CUDA_FUSED_PREFILL_WALK_CUH_
+#define KERNELS_CUDA_FUSED_PREFILL_WALK_CUH_
+
+#include "gdn/kernels/fused_decode.h"
+#include "kernels/cuda/fused_prefill_chunk.cuh"
+
+namespace gdn::cuda::chunk {
+
+struct WalkParams : Params {
+  gdn_fused_decode_args layer;
+  const char* keys;
+  const char* values;
+  const char* mixes;
+  const char* scalars;
+};
+
+// A chunk's output as FP32, 64 tokens of 64 columns, in place of its queries and values: see
+// OutputPlace.
+constexpr int kOutputRow = kPanelColumns;
+constexpr uint32_t kOutputBytes = kChunk * kOutputRow * 4;
+
+template <int kStates>
+struct WalkSlot {
+  uint16_t k[2][kPanelElements];
+  Mix mix;
+  uint16_t q[2][kPanelElements];
+  uint16_t values[kStates][kPanelElements];
+  static_assert(sizeof(q) == kOutputBytes);
+
+  __device__ uint32_t Output(int state) const {
+    return SharedAddress(q) + static_cast<uint32_t>(state) * kOutputBytes;
+  }
+};
+
+// Sums of squares of the other half of a head's columns, sent by the block that has it.
+struct OtherHalf {
+  float squares[2][kChunk];
+  ArrivalBarrier arrived[2];
+};
+
+template <int kStates>
+struct WalkShared {
+  WalkSlot<kStates> slots[kSlots];
+  WalkScalars scalars[kSlots];
+  OtherHalf other;
+  // Each phase of a slot is a chunk.
+  ArrivalBarrier keys_loaded[kSlots];  // load -> state: k, matrices and scalars; q and values.
+  ArrivalBarrier rest_loaded[kSlots];
+  ArrivalBarrier rest_read[kSlots];  // state -> state: q and values may be overwritten.
+  ArrivalBarrier output[kSlots];     // state -> output: it is there.
+  ArrivalBarrier keys_done[kSlots];  // state -> load, output -> load: the slot's part is free.
+  ArrivalBarrier rest_done[kSlots];
+
+  __device__ void Init() {
+    constexpr int kWarps = kStates * kGroup / 32;
+    for (int i = 0; i < kSlots; ++i) {
+      keys_loaded[i].Init();
+      rest_loaded[i].Init();
+      rest_read[i].Init(kWarps);
+      output[i].Init(kWarps);
+      keys_done[i].Init(kWarps);
+      rest_done[i].Init(kGroup / 32);
+    }
+    for (ArrivalBarrier& arrived : other.arrived) arrived.Init();
+    ArrivalBarrier::FenceInit();
+  }
+};
+
+// The 4-byte word of an output row that holds a column, permuted so that neither the state's nor
+// the output's accesses meet in a bank.
+__device__ inline int OutputPlace(int token, int column) {
+  return column ^ (token / 2 % 4 * 8) ^ (column / 32 * 4);
+}
+
+// Arrives for a warp, whose accesses to shared memory come before.
+__device__ inline void ArriveOnce(ArrivalBarrier& barrier, int lane) {
+  __syncwarp();
+  if (lane == 0) barrier.Arrive();
+}
+
+// The load role, by one thread.
+template <int kStates>
+__device__ inline void LoadRole(const WalkParams& p, WalkShared<kStates>& shared) {
+  constexpr int kParts = 2 / kStates;
+  constexpr uint32_t kKeyBytes = sizeof(Keys) / 2;
+  constexpr uint32_t kValueBytes = sizeof(shared.slots[0].values);
+  Cursor at;
+  bool more = EnterChunks<kParts>(p, static_cast<int>(blockIdx.x), &at);
+  for (uint32_t n = 0; more; ++n, more = NextChunk<kParts>(p, &at)) {
+    const int64_t chunk = ChunkSlot(at.begin, at.sequence, at.first / kChunk);
+    const int64_t value_head = chunk * p.args.value_heads + at.head;
+    const int64_t key_head = chunk * p.args.key_heads + at.head / p.ratio;
+    const char* const keys = p.keys + key_head * int64_t{sizeof(Keys)};
+    WalkSlot<kStates>& slot = shared.slots[n % kSlots];
+    if (n >= kSlots) WaitFor(shared.keys_done, n - kSlots);
+    ArrivalBarrier* loaded = &shared.keys_loaded[n % kSlots];
+    loaded->ArriveExpecting(kKeyBytes + sizeof(Mix) + sizeof(WalkScalars));
+    BulkLoad(slot.k, keys + offsetof(Keys, k), kKeyBytes, loaded);
+    BulkLoad(&shared.scalars[n % kSlots], p.scalars + value_head * int64_t{sizeof(WalkScalars)},
+             sizeof(WalkScalars), loaded);
+    BulkLoad(&slot.mix, p.mixes + value_head * int64_t{sizeof(Mix)}, sizeof(Mix), loaded);
+    if (n >= kSlots) WaitFor(shared.rest_done, n - kSlots);
+    loaded = &shared.rest_loaded[n % kSlots];
+    loaded->ArriveExpecting(kKeyBytes + kValueBytes);
+    BulkLoad(slot.q, keys + offsetof(Keys, q), kKeyBytes, loaded);
+    BulkLoad(slot.values, p.values + value_head * kValueTileBytes + at.part * int64_t{kValueBytes},
+             kValueBytes, loaded);
+  }
+}
+
+}  // namespace gdn::cuda::chunk
+
+#endif  // KERNELS_CUDA_FUSED_PREFILL_WALK_CUH_
