@@ -85,33 +85,78 @@ __device__ inline void ArriveOnce(ArrivalBarrier& barrier, int lane) {
   if (lane == 0) barrier.Arrive();
 }
 
-// The load role, by one thread.
+// Where a chunk's parts lie.
+template <int kStates>
+struct ChunkParts {
+  static constexpr uint32_t kKeyBytes = sizeof(Keys) / 2;
+  static constexpr uint32_t kValueBytes = kStates * kPanelElements * 2;
+
+  __device__ ChunkParts(const WalkParams& p, const Cursor& at) {
+    const int64_t chunk = ChunkSlot(at.begin, at.sequence, at.first / kChunk);
+    const int64_t value_head = chunk * p.args.value_heads + at.head;
+    keys = p.keys + (chunk * p.args.key_heads + at.head / p.ratio) * int64_t{sizeof(Keys)};
+    values = p.values + value_head * kValueTileBytes + at.part * int64_t{kValueBytes};
+    mix = p.mixes + value_head * int64_t{sizeof(Mix)};
+    scalars = p.scalars + value_head * int64_t{sizeof(WalkScalars)};
+  }
+  __device__ void Prefetch() const {
+    PrefetchBulk(keys, sizeof(Keys));
+    PrefetchBulk(values, kValueBytes);
+    PrefetchBulk(mix, sizeof(Mix));
+    PrefetchBulk(scalars, sizeof(WalkScalars));
+  }
+
+  const char* keys;
+  const char* values;
+  const char* mix;
+  const char* scalars;
+};
+
+// Brings the state of a unit to the L2.
+template <int kStates>
+__device__ inline void PrefetchState(const WalkParams& p, const Cursor& at) {
+  const gdn_delta_rule_args& a = p.args;
+  if (a.fresh != nullptr && a.fresh[at.sequence] != 0) return;
+  const int64_t element = a.state_dtype == GDN_F32 ? 4 : 2;
+  const int64_t rows = (2 * at.head + at.part) * int64_t{kPanelColumns};
+  const char* const from =
+      static_cast<const char*>(a.state) +
+      (a.read_index[at.sequence] * a.state_slot_stride + rows * kDim) * element;
+  if (reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+    PrefetchBulk(from, static_cast<uint32_t>(kStates * kPanelColumns * kDim * element));
+  }
+}
+
+// The load role, by one thread. A chunk is brought to the L2 a few chunks before there is room for
+// it here.
 template <int kStates>
 __device__ inline void LoadRole(const WalkParams& p, WalkShared<kStates>& shared) {
   constexpr int kParts = 2 / kStates;
-  constexpr uint32_t kKeyBytes = sizeof(Keys) / 2;
-  constexpr uint32_t kValueBytes = sizeof(shared.slots[0].values);
+  using Chunk = ChunkParts<kStates>;
   Cursor at;
   bool more = EnterChunks<kParts>(p, static_cast<int>(blockIdx.x), &at);
+  Cursor ahead = at;
+  bool more_ahead = more;
+  for (int i = 0; i < kSlots && more_ahead; ++i) more_ahead = NextChunk<kParts>(p, &ahead);
   for (uint32_t n = 0; more; ++n, more = NextChunk<kParts>(p, &at)) {
-    const int64_t chunk = ChunkSlot(at.begin, at.sequence, at.first / kChunk);
-    const int64_t value_head = chunk * p.args.value_heads + at.head;
-    const int64_t key_head = chunk * p.args.key_heads + at.head / p.ratio;
-    const char* const keys = p.keys + key_head * int64_t{sizeof(Keys)};
+    const Chunk chunk(p, at);
+    if (more_ahead) {
+      if (ahead.first == 0) PrefetchState<kStates>(p, ahead);
+      Chunk(p, ahead).Prefetch();
+      more_ahead = NextChunk<kParts>(p, &ahead);
+    }
     WalkSlot<kStates>& slot = shared.slots[n % kSlots];
     if (n >= kSlots) WaitFor(shared.keys_done, n - kSlots);
     ArrivalBarrier* loaded = &shared.keys_loaded[n % kSlots];
-    loaded->ArriveExpecting(kKeyBytes + sizeof(Mix) + sizeof(WalkScalars));
-    BulkLoad(slot.k, keys + offsetof(Keys, k), kKeyBytes, loaded);
-    BulkLoad(&shared.scalars[n % kSlots], p.scalars + value_head * int64_t{sizeof(WalkScalars)},
-             sizeof(WalkScalars), loaded);
-    BulkLoad(&slot.mix, p.mixes + value_head * int64_t{sizeof(Mix)}, sizeof(Mix), loaded);
+    loaded->ArriveExpecting(Chunk::kKeyBytes + sizeof(Mix) + sizeof(WalkScalars));
+    BulkLoad(slot.k, chunk.keys + offsetof(Keys, k), Chunk::kKeyBytes, loaded);
+    BulkLoad(&shared.scalars[n % kSlots], chunk.scalars, sizeof(WalkScalars), loaded);
+    BulkLoad(&slot.mix, chunk.mix, sizeof(Mix), loaded);
     if (n >= kSlots) WaitFor(shared.rest_done, n - kSlots);
     loaded = &shared.rest_loaded[n % kSlots];
-    loaded->ArriveExpecting(kKeyBytes + kValueBytes);
-    BulkLoad(slot.q, keys + offsetof(Keys, q), kKeyBytes, loaded);
-    BulkLoad(slot.values, p.values + value_head * kValueTileBytes + at.part * int64_t{kValueBytes},
-             kValueBytes, loaded);
+    loaded->ArriveExpecting(Chunk::kKeyBytes + Chunk::kValueBytes);
+    BulkLoad(slot.q, chunk.keys + offsetof(Keys, q), Chunk::kKeyBytes, loaded);
+    BulkLoad(slot.values, chunk.values, Chunk::kValueBytes, loaded);
   }
 }
 

@@ -44,6 +44,7 @@ class WalkOutput {
   static constexpr int kParts = 2 / kStates;
   static constexpr int kRowsAtOnce = 16 / kStates;  // Of the group.
   static constexpr int kTurns = 4;
+  static constexpr int kTogether = kStates == 2 ? 2 : kTurns;  // That cover for each other's waits.
   static constexpr int kBatch = kTurns * kRowsAtOnce;
   static_assert(kRowsAtOnce % 8 == 0);  // OutputPlace is that of the lane's first row.
 
@@ -82,24 +83,25 @@ class WalkOutput {
       WaitFor(shared_.output, n_);
 #pragma unroll 1
       for (int rows = 0; rows < kChunk; rows += kBatch) {
-        float o[kTurns][kVectorElements];
-        float sums[kTurns];
-        if constexpr (kStates == 1) {
-#pragma unroll
-          for (int i = 0; i < kTurns; ++i) sums[i] = Load(rows + i * kRowsAtOnce, o[i]);
-          Exchange(sums);
-        }
         gates += kBatch * a_.x_token_stride;
 #pragma unroll
-        for (int i = 0; i < kTurns; ++i) {
-          if constexpr (kStates == 2) {
-            sums[i] = Load(rows + i * kRowsAtOnce, o[i]);
-            sums[i] += __shfl_xor_sync(kFullMask, sums[i], 8);
-          }
-          const uint4 y = Norm(o[i], sums[i], gate[i]);
-          gate[i] = LoadGate(gates, i, left - kBatch);
-          if (i * kRowsAtOnce < left) {
-            *reinterpret_cast<uint4*>(lines + i * kRowsAtOnce * a_.y_token_stride) = y;
+        for (int turn = 0; turn < kTurns; turn += kTogether) {
+          float o[kTogether][kVectorElements];
+          float sums[kTogether];
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) Load(rows + (turn + i) * kRowsAtOnce, o[i]);
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) sums[i] = Squares(o[i]);
+          SumOverLanes(sums);
+          if constexpr (kStates == 1) Exchange(sums);
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) {
+            const int at_once = turn + i;
+            const uint4 y = Norm(o[i], sums[i], gate[at_once]);
+            gate[at_once] = LoadGate(gates, at_once, left - kBatch);
+            if (at_once * kRowsAtOnce < left) {
+              *reinterpret_cast<uint4*>(lines + at_once * kRowsAtOnce * a_.y_token_stride) = y;
+            }
           }
         }
         lines += kBatch * a_.y_token_stride;
@@ -110,12 +112,11 @@ class WalkOutput {
     }
   }
 
-  // The lane's columns of a row, and the sum of squares of the half head.
-  __device__ float Load(int row, float (&o)[kVectorElements]) const {
+  // The lane's columns of a row.
+  __device__ void Load(int row, float (&o)[kVectorElements]) const {
     const uint32_t from = shared_.slots[n_ % kSlots].Output(half_) +
                           static_cast<uint32_t>(row_ + row) * kOutputRow * 4;
     const int first = lane_ % 8 * kVectorElements;
-    float sums[2] = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float* const to = o + 4 * i;
@@ -125,18 +126,34 @@ class WalkOutput {
                    : "r"(at)
                    : "memory");
     }
+  }
+
+  __device__ float Squares(float (&o)[kVectorElements]) const {
+    float sums[2] = {};
 #pragma unroll
     for (int e = 0; e < kVectorElements; e += 2) {
       if (a_.round_o != 0) RoundPair<X>(&o[e]);
       sums[0] = fmaf(o[e], o[e], sums[0]);
       sums[1] = fmaf(o[e + 1], o[e + 1], sums[1]);
     }
-    return LaneSum<7>(sums[0] + sums[1]);
+    return sums[0] + sums[1];
+  }
+
+  // Sums over a half head's lanes, then over the block's halves of a row.
+  __device__ static void SumOverLanes(float (&sums)[kTogether]) {
+#pragma unroll
+    for (int bit = 1; bit < 8 * kStates; bit *= 2) {
+      float other[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) other[i] = __shfl_xor_sync(kFullMask, sums[i], bit);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) sums[i] += other[i];
+    }
   }
 
   // Adds the other half's sums of squares, which the other block has.
-  __device__ void Exchange(float (&sums)[kTurns]) {
-    static_assert(kTurns == 4);
+  __device__ void Exchange(float (&sums)[kTogether]) {
+    static_assert(kTogether == 4 && kTurns == 4);
     OtherHalf& other = shared_.other;
     const uint32_t phase = n_ % 2;
     const int turn = lane_ % 8;
