@@ -11,7 +11,7 @@
 namespace gdn::cuda::chunk {
 
 constexpr int kConvRows = 16;  // Tokens of a warp.
-constexpr int kConvBatch = 8;  // Of those, under way.
+constexpr int kConvAhead = 4;  // Of those, under way.
 constexpr int kPast = 3;
 
 using Channels = float[kVectorElements];
@@ -66,11 +66,25 @@ __device__ inline void CarryState(const gdn_fused_decode_args& a, const SlotChun
   }
 }
 
+// The lane's filter, newest input last.
+using Filter = Channels[kPast + 1];
+__device__ inline void LoadFilter(const gdn_fused_decode_args& a, int64_t channel, Filter& weight) {
+#pragma unroll
+  for (int e = 0; e < kVectorElements; ++e) {
+    const float4 w = reinterpret_cast<const float4*>(a.conv_weight)[channel + e];
+    weight[0][e] = w.x;
+    weight[1][e] = w.y;
+    weight[2][e] = w.z;
+    weight[3][e] = w.w;
+  }
+}
+
 // The warp's tokens of the lane's channels. sink(row, y, inside) gets a token's outputs, rounded to
 // the layer's type and widened again, or of a row past the sequence's end, not inside, anything.
 template <typename X, typename Sink>
 __device__ inline void Convolve(const gdn_fused_decode_args& a, const SlotChunk& chunk,
-                                const Columns<X>& at, int warp, const Sink& sink) {
+                                const Columns<X>& at, const Filter& weight, int warp,
+                                const Sink& sink) {
   const int first = warp * kConvRows;
   const int count = chunk.count - first;
   Channels window[kPast] = {};
@@ -82,28 +96,24 @@ __device__ inline void Convolve(const gdn_fused_decode_args& a, const SlotChunk&
       WidenAll(LoadVector(at.x + (chunk.begin + first - kPast + j) * a.x_token_stride), window[j]);
     }
   }
-  Channels weight[kPast + 1];
-#pragma unroll
-  for (int e = 0; e < kVectorElements; ++e) {
-    const float4 w = reinterpret_cast<const float4*>(a.conv_weight)[at.channel + e];
-    weight[0][e] = w.x;
-    weight[1][e] = w.y;
-    weight[2][e] = w.z;
-    weight[3][e] = w.w;
-  }
   const X* line = at.x + (chunk.begin + first) * a.x_token_stride;
+  const auto load = [&](int row) {
+    const bool inside = row < kConvRows && row < count;
+    const Vector<X> vector = inside ? LoadVector(line) : Vector<X>{};
+    line += a.x_token_stride;
+    return vector;
+  };
+  Vector<X> now[kConvAhead];
+#pragma unroll
+  for (int r = 0; r < kConvAhead; ++r) now[r] = load(r);
 #pragma unroll 1
-  for (int batch = 0; batch < kConvRows; batch += kConvBatch) {
-    Vector<X> now[kConvBatch];
+  for (int batch = 0; batch < kConvRows; batch += kConvAhead) {
 #pragma unroll
-    for (int r = 0; r < kConvBatch; ++r, line += a.x_token_stride) {
-      now[r] = batch + r < count ? LoadVector(line) : Vector<X>{};
-    }
-#pragma unroll
-    for (int r = 0; r < kConvBatch; ++r) {
+    for (int r = 0; r < kConvAhead; ++r) {
       Channels y;
       Channels input;
       WidenAll(now[r], input);
+      now[r] = load(batch + r + kConvAhead);
 #pragma unroll
       for (int e = 0; e < kVectorElements; ++e) {
         float sum = weight[0][e] * window[0][e];

@@ -1,7 +1,6 @@
-#include "kernels/cuda/delta_rule_chunk_keys.cuh"
-#include "kernels/cuda/delta_rule_chunk_solve.cuh"
 #include "kernels/cuda/fused_prefill.h"
 #include "kernels/cuda/fused_prefill_conv.cuh"
+#include "kernels/cuda/fused_prefill_matrices.cuh"
 
 // The way into the chunks. A block takes a chunk's slot and a key head with all that its value
 // heads need of it, or the values of two value heads. Both kinds share a multiprocessor, so that
@@ -13,7 +12,7 @@ namespace {
 using namespace chunk;  // NOLINT(build/namespaces)
 
 constexpr char kOp[] = "fused_prefill";
-constexpr int kBlocks = 3;       // Of a multiprocessor.
+constexpr int kBlocks = 4;       // Of a multiprocessor.
 constexpr int kSharedHeads = 4;  // Value heads whose gates are formed at once, a warp each.
 
 struct InParams {
@@ -28,8 +27,7 @@ struct InParams {
 };
 
 struct alignas(1024) InShared {
-  Keys keys;
-  Mix mix;
+  Keys keys;  // Of value head r then T in k[r % 2] and P in q[r % 2].
   Solve solve;
   InScalars scalars[kSharedHeads];
 };
@@ -77,19 +75,35 @@ __device__ inline uint4 Scaled(const Channels& y, float factor, bool inside) {
   return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-// Convolution of q by the lower and of k by the upper half of each warp, to unit norm.
+// What a block's half warps convolve: q by the lower and k by the upper half of each warp, or the
+// values of two heads, of which the second may not be there.
 template <typename X>
-__device__ inline void FormKeys(const InParams& p, const SlotChunk& chunk, int key_head, int warp,
-                                int lane, Keys* keys) {
+__device__ inline Columns<X> ColumnsOf(const InParams& p, int part, int lane) {
   const gdn_fused_decode_args& a = p.args.layer;
-  const bool is_query = lane < 16;
-  const int column = key_head * kDim + lane % 16 * kVectorElements;
+  const int keys = static_cast<int>(a.key_heads);
+  const int second = lane / 16;
+  const int column = lane % 16 * kVectorElements;
+  const X* const x = static_cast<const X*>(a.x);
   Columns<X> at;
-  at.x = static_cast<const X*>(a.x) + (is_query ? a.q_offset : a.k_offset) + column;
-  at.channel = column + (is_query ? 0 : a.key_heads * kDim);
+  if (part < keys) {
+    at.x = x + (second != 0 ? a.k_offset : a.q_offset) + part * kDim + column;
+    at.channel = (second * a.key_heads + part) * kDim + column;
+  } else {
+    int head = 2 * (part - keys) + second;
+    if (head >= a.value_heads) head = 0;
+    at.x = x + a.v_offset + head * kDim + column;
+    at.channel = (2 * a.key_heads + head) * kDim + column;
+  }
+  return at;
+}
+
+template <typename X>
+__device__ inline void FormKeys(const gdn_fused_decode_args& a, const SlotChunk& chunk,
+                                const Columns<X>& at, const Filter& filter, int warp, int lane,
+                                Keys* keys) {
   char* const panel =
-      reinterpret_cast<char*>(is_query ? keys->q[lane / 8 % 2] : keys->k[lane / 8 % 2]);
-  Convolve(a, chunk, at, warp, [&](int row, const Channels& y, bool inside) {
+      reinterpret_cast<char*>(lane < 16 ? keys->q[lane / 8 % 2] : keys->k[lane / 8 % 2]);
+  Convolve(a, chunk, at, filter, warp, [&](int row, const Channels& y, bool inside) {
     float squares[2] = {};
 #pragma unroll
     for (int e = 0; e < kVectorElements; ++e) squares[e % 2] = fmaf(y[e], y[e], squares[e % 2]);
@@ -100,21 +114,17 @@ __device__ inline void FormKeys(const InParams& p, const SlotChunk& chunk, int k
 
 template <typename X>
 __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int64_t slot,
-                                 int key_head, InShared& shared) {
+                                 int key_head, const Columns<X>& columns, const Filter& filter,
+                                 InShared& shared) {
 #ifdef GDN_WGMMA
   const gdn_fused_decode_args& a = p.args.layer;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
-  FormKeys<X>(p, chunk, key_head, warp, lane, &shared.keys);
+  FormKeys<X>(a, chunk, columns, filter, warp, lane, &shared.keys);
   if (chunk.count == 0) return;  // Of an empty sequence nothing but its convolution state.
-  for (int i = thread; i < kPanelElements / 8; i += kGroup) {
-    reinterpret_cast<uint4*>(shared.mix.t)[i] = make_uint4(0, 0, 0, 0);
-  }
-  const int64_t first_head = int64_t{key_head} * p.ratio;
-  if (warp < p.ratio) {
-    FormGates<X>(p, chunk, static_cast<int>(first_head) + warp, lane, &shared.scalars[warp]);
-  }
+  const int first_head = key_head * p.ratio;
+  if (warp < p.ratio) FormGates<X>(p, chunk, first_head + warp, lane, &shared.scalars[warp]);
   FenceForBulk();
   __syncthreads();
   if (thread == 0) {
@@ -123,30 +133,35 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
   }
   float kk[32];
   float qk[32];
-  Gram(shared.keys.k, shared.keys.k, kk);
-  Gram(shared.keys.q, shared.keys.k, qk);
+  Grams(shared.keys, kk, qk);
 #pragma unroll
   for (int i = 0; i < 32; ++i) qk[i] *= p.scale;
   const uint32_t system = SharedAddress(shared.solve.system);
-  const uint32_t t = SharedAddress(shared.mix.t);
 #pragma unroll 1
   for (int r = 0; r < p.ratio; ++r) {
-    if (r > 0) {
-      if (thread == 0) WaitForBulkReads<0>();
-      __syncthreads();
-      if (r % kSharedHeads == 0) {
-        if (r + warp < p.ratio) {
-          FormGates<X>(p, chunk, static_cast<int>(first_head) + r + warp, lane,
-                       &shared.scalars[warp]);
-        }
-        __syncthreads();
+    // The tiles of this head: free once the keys, or the head before the last, are stored.
+    if (thread == 0) {
+      if (r == 0) {
+        WaitForBulkReads<0>();
+      } else {
+        WaitForBulkReads<3>();
       }
     }
+    __syncthreads();
+    if (r > 0 && r % kSharedHeads == 0) {
+      if (thread == 0) WaitForBulkReads<0>();
+      __syncthreads();
+      if (r + warp < p.ratio) {
+        FormGates<X>(p, chunk, first_head + r + warp, lane, &shared.scalars[warp]);
+      }
+      __syncthreads();
+    }
+    const uint32_t t = SharedAddress(shared.keys.k[r % 2]);
     const InScalars& scalars = shared.scalars[r % kSharedHeads];
-    FormSystem(scalars, shared.solve, warp, lane, kk);
+    FormMatrices(scalars, shared.solve, SharedAddress(shared.keys.q[r % 2]), warp, lane, kk, qk);
+    ClearAbove(t, warp, lane);
     __syncwarp();
     InvertDiagonal(shared.solve.diagonal[warp], t, warp, lane);
-    FormMix(scalars, SharedAddress(shared.mix.p), warp, lane, qk);
     __syncthreads();
     MergeSixteens(system, t, warp, lane);
     __syncthreads();
@@ -155,7 +170,9 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
     __syncthreads();
     if (thread == 0) {
       const int64_t at = slot * a.value_heads + first_head + r;
-      BulkStore(p.mixes + at * int64_t{sizeof(Mix)}, &shared.mix, sizeof(Mix));
+      char* const mix = p.mixes + at * int64_t{sizeof(Mix)};
+      BulkStore(mix + offsetof(Mix, t), shared.keys.k[r % 2], sizeof(Mix::t));
+      BulkStore(mix + offsetof(Mix, p), shared.keys.q[r % 2], sizeof(Mix::p));
       BulkStore(p.scalars + at * int64_t{sizeof(WalkScalars)}, &scalars.walk, sizeof(WalkScalars));
     }
   }
@@ -163,10 +180,10 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
 #endif
 }
 
-// The values of two heads, each by a half of every warp.
 template <typename X>
 __device__ inline void ValuesBlock(const InParams& p, const SlotChunk& chunk, int64_t slot,
-                                   int pair, InShared& shared) {
+                                   int pair, const Columns<X>& columns, const Filter& filter,
+                                   InShared& shared) {
   const gdn_fused_decode_args& a = p.args.layer;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
@@ -181,13 +198,9 @@ __device__ inline void ValuesBlock(const InParams& p, const SlotChunk& chunk, in
   __syncthreads();
   const int head = 2 * pair + lane / 16;
   if (head >= a.value_heads) return;
-  const int column = head * kDim + lane % 16 * kVectorElements;
-  Columns<X> at;
-  at.x = static_cast<const X*>(a.x) + a.v_offset + column;
-  at.channel = 2 * a.key_heads * kDim + column;
   char* const panel = p.values + (slot * a.value_heads + head) * kValueTileBytes +
                       lane / 8 % 2 * (kValueTileBytes / 2);
-  Convolve(a, chunk, at, thread / 32, [&](int row, const Channels& y, bool inside) {
+  Convolve(a, chunk, columns, filter, thread / 32, [&](int row, const Channels& y, bool inside) {
     *reinterpret_cast<uint4*>(panel + PanelOffset(row, lane % 8)) =
         Scaled(y, betas[lane / 16][row], inside);
   });
@@ -201,13 +214,16 @@ __global__ void __launch_bounds__(kGroup, kBlocks) InKernel(const __grid_constan
   const gdn_fused_decode_args& a = p.args.layer;
   const int64_t slot = blockIdx.x / static_cast<unsigned>(p.parts);
   const int part = static_cast<int>(blockIdx.x % static_cast<unsigned>(p.parts));
+  const Columns<X> columns = ColumnsOf<X>(p, part, static_cast<int>(threadIdx.x) % 32);
+  Filter filter;
+  LoadFilter(a, columns.channel, filter);
   SlotChunk chunk;
   if (!ChunkOfSlot(p.args.cu_seqlens, a.rows, slot, &chunk)) return;
   if (a.read_index[chunk.sequence] < 0 || a.write_index[chunk.sequence] < 0) return;
   if (part < a.key_heads) {
-    KeysBlock<X>(p, chunk, slot, part, shared);
+    KeysBlock<X>(p, chunk, slot, part, columns, filter, shared);
   } else {
-    ValuesBlock<X>(p, chunk, slot, part - static_cast<int>(a.key_heads), shared);
+    ValuesBlock<X>(p, chunk, slot, part - static_cast<int>(a.key_heads), columns, filter, shared);
   }
 }
 

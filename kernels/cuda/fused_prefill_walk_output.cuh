@@ -4,6 +4,7 @@
 #ifndef KERNELS_CUDA_FUSED_PREFILL_WALK_OUTPUT_CUH_
 #define KERNELS_CUDA_FUSED_PREFILL_WALK_OUTPUT_CUH_
 
+#include "kernels/cuda/async_copy.cuh"
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/fused_prefill_math.cuh"
 #include "kernels/cuda/fused_prefill_walk.cuh"
@@ -18,6 +19,7 @@ class WalkOutput {
       : p_(p),
         a_(p.layer),
         shared_(shared),
+        thread_(thread),
         lane_(thread % 32),
         row_(thread / 32 * (kRowsAtOnce / 4) + lane_ / (8 * kStates)),
         half_(kStates == 2 ? lane_ / 8 % 2 : 0) {}
@@ -71,6 +73,15 @@ class WalkOutput {
     return *reinterpret_cast<const uint4*>(line + turn * kRowsAtOnce * a_.x_token_stride);
   }
 
+  // Brings a chunk's gates to the L2, a line of 128 bytes a thread.
+  __device__ void PrefetchGates(const Cursor& at, int first) const {
+    const int token = first + thread_ / (kGroup / kChunk);
+    if (token >= at.length || (kStates == 1 && thread_ % 2 != 0)) return;
+    const int part = kStates == 2 ? thread_ % 2 : at.part;
+    PrefetchToL2(static_cast<const X*>(a_.x) + (int64_t{at.begin} + token) * a_.x_token_stride +
+                 a_.z_offset + int64_t{at.head} * kDim + part * kPanelColumns);
+  }
+
   // All chunks of a unit, a batch of rows at a time; the gates are loaded a batch ahead.
   __device__ void Walk(const Cursor& at) {
     const X* gates = Gates(at);
@@ -79,7 +90,9 @@ class WalkOutput {
     uint4 gate[kTurns];
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) gate[i] = LoadGate(gates, i, left);
+    PrefetchGates(at, 0);
     for (int first = 0; first < at.length; first += kChunk, ++n_) {
+      PrefetchGates(at, first + kChunk);
       WaitFor(shared_.output, n_);
 #pragma unroll 1
       for (int rows = 0; rows < kChunk; rows += kBatch) {
@@ -194,6 +207,7 @@ class WalkOutput {
   const WalkParams& p_;
   const gdn_fused_decode_args& a_;
   WalkShared<kStates>& shared_;
+  const int thread_;
   const int lane_;
   const int row_;   // The first of the lane's rows.
   const int half_;  // Of the block's columns.
