@@ -48,7 +48,7 @@ size_t Divide(const gdn_fused_prefill_args& args, void* workspace, PreparedChunk
   chunks->keys = parts.Take(slots * a.key_heads * int64_t{4 * kChunk * kChunk * 2});
   chunks->values = parts.Take(slots * a.value_heads * int64_t{2 * kChunk * kChunk * 2});
   chunks->mixes = parts.Take(slots * a.value_heads * int64_t{2 * kChunk * kChunk * 2});
-  chunks->scalars = parts.Take(slots * a.value_heads * int64_t{3 * kChunk * 4 + 16});
+  chunks->scalars = parts.Take(slots * a.value_heads * int64_t{2 * kChunk * 4 + 16});
   return parts.size();
 }
 

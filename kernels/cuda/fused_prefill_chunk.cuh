@@ -13,10 +13,10 @@
 namespace gdn::cuda::chunk {
 
 struct alignas(16) WalkScalars {
-  float remembered[kChunk];  // beta exp(G): of what the state predicts.
-  float query[kChunk];       // exp(G) times the scale of the output.
-  float to_end[kChunk];      // exp(G_63 - G).
-  float end;                 // exp(G_63).
+  float query[kChunk];        // exp(G) times the scale of the output.
+  __half remembered[kChunk];  // beta exp(G): of what the state predicts.
+  __half to_end[kChunk];      // exp(G_63 - G).
+  float end;                  // exp(G_63).
 };
 
 // All coefficients that the preparation itself uses, of keys of unit norm.

@@ -4,6 +4,7 @@
 #define KERNELS_CUDA_FUSED_PREFILL_CONV_CUH_
 
 #include "gdn/kernels/fused_decode.h"
+#include "kernels/cuda/async_copy.cuh"
 #include "kernels/cuda/fused_prefill_chunk.cuh"
 #include "kernels/cuda/fused_prefill_math.cuh"
 #include "kernels/cuda/vector.cuh"
@@ -11,7 +12,7 @@
 namespace gdn::cuda::chunk {
 
 constexpr int kConvRows = 16;  // Tokens of a warp.
-constexpr int kConvAhead = 4;  // Of those, under way.
+constexpr int kConvStage = 4;  // Of those, whose arrival is awaited together.
 constexpr int kPast = 3;
 
 using Channels = float[kVectorElements];
@@ -32,6 +33,7 @@ template <typename X>
 struct Columns {
   const X* x;
   int64_t channel;
+  bool exist;  // Otherwise those of another head, of which nothing may be written.
 };
 
 // The last kPast inputs before a sequence, and, in the pool, after it.
@@ -79,41 +81,66 @@ __device__ inline void LoadFilter(const gdn_fused_decode_args& a, int64_t channe
   }
 }
 
-// The warp's tokens of the lane's channels. sink(row, y, inside) gets a token's outputs, rounded to
-// the layer's type and widened again, or of a row past the sequence's end, not inside, anything.
-template <typename X, typename Sink>
-__device__ inline void Convolve(const gdn_fused_decode_args& a, const SlotChunk& chunk,
-                                const Columns<X>& at, const Filter& weight, int warp,
-                                const Sink& sink) {
+// Waits for the lane's copies of a stage and those before it.
+__device__ inline void WaitForStage(int stage) {
+  static_assert(kConvRows == 4 * kConvStage);
+  switch (stage) {
+    case 0:
+      return WaitForCopies<3>();
+    case 1:
+      return WaitForCopies<2>();
+    case 2:
+      return WaitForCopies<1>();
+    default:
+      return WaitForCopies<0>();
+  }
+}
+
+// Starts the copies of the warp's inputs to where its outputs will be: `tile` + PanelOffset(row,
+// vector). A lane reads and overwrites only what it has copied itself.
+template <typename X>
+__device__ inline void FetchInputs(const gdn_fused_decode_args& a, const SlotChunk& chunk,
+                                   const Columns<X>& at, int warp, int vector, uint32_t tile) {
+  const X* line = at.x + (chunk.begin + warp * kConvRows) * a.x_token_stride;
+#pragma unroll
+  for (int r = 0; r < kConvRows; ++r, line += a.x_token_stride) {
+    const int row = warp * kConvRows + r;
+    if (row < chunk.count) CopyAsync<16>(tile + PanelOffset(row, vector), line);
+    if (r % kConvStage == kConvStage - 1) CommitCopies();
+  }
+}
+
+// The last inputs before the warp's tokens.
+template <typename X>
+__device__ inline void LoadPast(const gdn_fused_decode_args& a, const SlotChunk& chunk,
+                                const Columns<X>& at, int warp, Channels (&window)[kPast]) {
   const int first = warp * kConvRows;
-  const int count = chunk.count - first;
-  Channels window[kPast] = {};
   if (chunk.first + first == 0) {
-    CarryState(a, chunk, at, window);
-  } else if (count > 0) {
+    if (at.exist) CarryState(a, chunk, at, window);
+  } else if (first < chunk.count) {
 #pragma unroll
     for (int j = 0; j < kPast; ++j) {
       WidenAll(LoadVector(at.x + (chunk.begin + first - kPast + j) * a.x_token_stride), window[j]);
     }
   }
-  const X* line = at.x + (chunk.begin + first) * a.x_token_stride;
-  const auto load = [&](int row) {
-    const bool inside = row < kConvRows && row < count;
-    const Vector<X> vector = inside ? LoadVector(line) : Vector<X>{};
-    line += a.x_token_stride;
-    return vector;
-  };
-  Vector<X> now[kConvAhead];
-#pragma unroll
-  for (int r = 0; r < kConvAhead; ++r) now[r] = load(r);
+}
+
+// The warp's tokens of the lane's channels, in place: sink(row, y) makes 16 bytes of a token's
+// outputs, rounded to the layer's type and widened again. Rows past the sequence's end are zeros.
+template <typename X, typename Sink>
+__device__ inline void Convolve(const SlotChunk& chunk, const Filter& weight,
+                                Channels (&window)[kPast], int warp, int vector, char* tile,
+                                const Sink& sink) {
 #pragma unroll 1
-  for (int batch = 0; batch < kConvRows; batch += kConvAhead) {
+  for (int stage = 0; stage < kConvRows; stage += kConvStage) {
+    WaitForStage(stage / kConvStage);
 #pragma unroll
-    for (int r = 0; r < kConvAhead; ++r) {
-      Channels y;
+    for (int r = 0; r < kConvStage; ++r) {
+      const int row = warp * kConvRows + stage + r;
+      auto* const place = reinterpret_cast<uint4*>(tile + PanelOffset(row, vector));
       Channels input;
-      WidenAll(now[r], input);
-      now[r] = load(batch + r + kConvAhead);
+      Channels y;
+      WidenAll(*reinterpret_cast<const Vector<X>*>(place), input);
 #pragma unroll
       for (int e = 0; e < kVectorElements; ++e) {
         float sum = weight[0][e] * window[0][e];
@@ -127,7 +154,10 @@ __device__ inline void Convolve(const gdn_fused_decode_args& a, const SlotChunk&
       }
 #pragma unroll
       for (int e = 0; e < kVectorElements; e += 2) RoundPair<X>(&y[e]);
-      sink(first + batch + r, y, batch + r < count);
+      const uint4 words = sink(row, y);
+      const bool inside = row < chunk.count;
+      *place = make_uint4(inside ? words.x : 0, inside ? words.y : 0, inside ? words.z : 0,
+                          inside ? words.w : 0);
     }
   }
 }

@@ -55,24 +55,20 @@ __device__ inline void FormGates(const InParams& p, const SlotChunk& chunk, int 
   for (int half = 0; half < 2; ++half) {
     const int i = lane + 32 * half;
     const float decay = DecayBetween(prefix[half], 0.0f);
-    to->walk.remembered[i] = beta[half] * decay;
     to->walk.query[i] = p.scale * decay;
-    to->walk.to_end[i] = DecayBetween(end, prefix[half]);
+    to->walk.remembered[i] = __float2half_rn(beta[half] * decay);
+    to->walk.to_end[i] = __float2half_rn(DecayBetween(end, prefix[half]));
     to->beta[i] = beta[half];
     to->log_decay[i] = prefix[half];
   }
   if (lane == 0) to->walk.end = DecayBetween(end, 0.0f);
 }
 
-// Eight channels as FP16, zeros outside.
-__device__ inline uint4 Scaled(const Channels& y, float factor, bool inside) {
-  uint32_t word[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t pair = PackHalves(y[2 * i] * factor, y[2 * i + 1] * factor);
-    word[i] = inside ? pair : 0u;
-  }
-  return make_uint4(word[0], word[1], word[2], word[3]);
+// Eight channels as FP16.
+__device__ inline uint4 Scaled(const Channels& y, float factor) {
+  return make_uint4(
+      PackHalves(y[0] * factor, y[1] * factor), PackHalves(y[2] * factor, y[3] * factor),
+      PackHalves(y[4] * factor, y[5] * factor), PackHalves(y[6] * factor, y[7] * factor));
 }
 
 // What a block's half warps convolve: q by the lower and k by the upper half of each warp, or the
@@ -85,31 +81,18 @@ __device__ inline Columns<X> ColumnsOf(const InParams& p, int part, int lane) {
   const int column = lane % 16 * kVectorElements;
   const X* const x = static_cast<const X*>(a.x);
   Columns<X> at;
+  at.exist = true;
   if (part < keys) {
     at.x = x + (second != 0 ? a.k_offset : a.q_offset) + part * kDim + column;
     at.channel = (second * a.key_heads + part) * kDim + column;
   } else {
     int head = 2 * (part - keys) + second;
-    if (head >= a.value_heads) head = 0;
+    at.exist = head < a.value_heads;
+    if (!at.exist) head = 0;
     at.x = x + a.v_offset + head * kDim + column;
     at.channel = (2 * a.key_heads + head) * kDim + column;
   }
   return at;
-}
-
-template <typename X>
-__device__ inline void FormKeys(const gdn_fused_decode_args& a, const SlotChunk& chunk,
-                                const Columns<X>& at, const Filter& filter, int warp, int lane,
-                                Keys* keys) {
-  char* const panel =
-      reinterpret_cast<char*>(lane < 16 ? keys->q[lane / 8 % 2] : keys->k[lane / 8 % 2]);
-  Convolve(a, chunk, at, filter, warp, [&](int row, const Channels& y, bool inside) {
-    float squares[2] = {};
-#pragma unroll
-    for (int e = 0; e < kVectorElements; ++e) squares[e % 2] = fmaf(y[e], y[e], squares[e % 2]);
-    const float factor = rsqrtf(LaneSum<15>(squares[0] + squares[1]) + kQkNormEps);
-    *reinterpret_cast<uint4*>(panel + PanelOffset(row, lane % 8)) = Scaled(y, factor, inside);
-  });
 }
 
 template <typename X>
@@ -121,21 +104,30 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp = thread / 32;
-  FormKeys<X>(a, chunk, columns, filter, warp, lane, &shared.keys);
-  if (chunk.count == 0) return;  // Of an empty sequence nothing but its convolution state.
+  Keys& keys = shared.keys;
+  char* const panel =
+      reinterpret_cast<char*>(lane < 16 ? keys.q[lane / 8 % 2] : keys.k[lane / 8 % 2]);
+  FetchInputs(a, chunk, columns, warp, lane % 8, SharedAddress(panel));
   const int first_head = key_head * p.ratio;
   if (warp < p.ratio) FormGates<X>(p, chunk, first_head + warp, lane, &shared.scalars[warp]);
+  Channels window[kPast] = {};
+  LoadPast(a, chunk, columns, warp, window);
+  if (chunk.count == 0) return;  // Of an empty sequence nothing but its convolution state.
+  Convolve<X>(chunk, filter, window, warp, lane % 8, panel, [&](int, const Channels& y) {
+    float squares[2] = {};
+#pragma unroll
+    for (int e = 0; e < kVectorElements; ++e) squares[e % 2] = fmaf(y[e], y[e], squares[e % 2]);
+    return Scaled(y, rsqrtf(LaneSum<15>(squares[0] + squares[1]) + kQkNormEps));
+  });
   FenceForBulk();
   __syncthreads();
   if (thread == 0) {
-    BulkStore(p.keys + (slot * a.key_heads + key_head) * int64_t{sizeof(Keys)}, &shared.keys,
+    BulkStore(p.keys + (slot * a.key_heads + key_head) * int64_t{sizeof(Keys)}, &keys,
               sizeof(Keys));
   }
-  float kk[32];
-  float qk[32];
-  Grams(shared.keys, kk, qk);
-#pragma unroll
-  for (int i = 0; i < 32; ++i) qk[i] *= p.scale;
+  uint32_t kk[16];
+  uint32_t qk[16];
+  Grams(keys, p.scale, kk, qk);
   const uint32_t system = SharedAddress(shared.solve.system);
 #pragma unroll 1
   for (int r = 0; r < p.ratio; ++r) {
@@ -156,9 +148,12 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
       }
       __syncthreads();
     }
-    const uint32_t t = SharedAddress(shared.keys.k[r % 2]);
+    // Keeps the compiler from widening them outside of the loop, for which there is no room.
+#pragma unroll
+    for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(kk[i]), "+r"(qk[i]));
+    const uint32_t t = SharedAddress(keys.k[r % 2]);
     const InScalars& scalars = shared.scalars[r % kSharedHeads];
-    FormMatrices(scalars, shared.solve, SharedAddress(shared.keys.q[r % 2]), warp, lane, kk, qk);
+    FormMatrices(scalars, shared.solve, SharedAddress(keys.q[r % 2]), warp, lane, kk, qk);
     ClearAbove(t, warp, lane);
     __syncwarp();
     InvertDiagonal(shared.solve.diagonal[warp], t, warp, lane);
@@ -171,8 +166,8 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
     if (thread == 0) {
       const int64_t at = slot * a.value_heads + first_head + r;
       char* const mix = p.mixes + at * int64_t{sizeof(Mix)};
-      BulkStore(mix + offsetof(Mix, t), shared.keys.k[r % 2], sizeof(Mix::t));
-      BulkStore(mix + offsetof(Mix, p), shared.keys.q[r % 2], sizeof(Mix::p));
+      BulkStore(mix + offsetof(Mix, t), keys.k[r % 2], sizeof(Mix::t));
+      BulkStore(mix + offsetof(Mix, p), keys.q[r % 2], sizeof(Mix::p));
       BulkStore(p.scalars + at * int64_t{sizeof(WalkScalars)}, &scalars.walk, sizeof(WalkScalars));
     }
   }
@@ -187,6 +182,9 @@ __device__ inline void ValuesBlock(const InParams& p, const SlotChunk& chunk, in
   const gdn_fused_decode_args& a = p.args.layer;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
+  const int warp = thread / 32;
+  char* const panel = reinterpret_cast<char*>(&shared.keys) + lane / 8 * (kValueTileBytes / 2);
+  FetchInputs(a, chunk, columns, warp, lane % 8, SharedAddress(panel));
   float(&betas)[2][kChunk] = reinterpret_cast<float(&)[2][kChunk]>(shared.scalars);
   const int gate_head = 2 * pair + thread / kChunk;
   const int token = thread % kChunk;
@@ -195,15 +193,20 @@ __device__ inline void ValuesBlock(const InParams& p, const SlotChunk& chunk, in
     betas[thread / kChunk][token] =
         WriteStrength(Widen(line[a.b_offset + gate_head]), a.beta_scale);
   }
+  Channels window[kPast] = {};
+  LoadPast(a, chunk, columns, warp, window);
+  if (chunk.count == 0) return;
   __syncthreads();
-  const int head = 2 * pair + lane / 16;
-  if (head >= a.value_heads) return;
-  char* const panel = p.values + (slot * a.value_heads + head) * kValueTileBytes +
-                      lane / 8 % 2 * (kValueTileBytes / 2);
-  Convolve(a, chunk, columns, filter, thread / 32, [&](int row, const Channels& y, bool inside) {
-    *reinterpret_cast<uint4*>(panel + PanelOffset(row, lane % 8)) =
-        Scaled(y, betas[lane / 16][row], inside);
-  });
+  Convolve<X>(chunk, filter, window, warp, lane % 8, panel,
+              [&](int row, const Channels& y) { return Scaled(y, betas[lane / 16][row]); });
+  FenceForBulk();
+  __syncthreads();
+  if (thread == 0) {
+    const int heads = 2 * pair + 1 < a.value_heads ? 2 : 1;
+    BulkStore(p.values + (slot * a.value_heads + 2 * pair) * kValueTileBytes, &shared.keys,
+              static_cast<uint32_t>(heads * kValueTileBytes));
+    WaitForBulkReads<0>();
+  }
 }
 
 template <typename X>

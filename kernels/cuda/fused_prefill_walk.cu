@@ -13,16 +13,16 @@ constexpr char kOp[] = "fused_prefill";
 constexpr int kSharedAlignment = 1024;
 
 template <int kStates>
-constexpr int kThreads = kGroup*(2 + kStates);
+constexpr int kThreads = kGroup*(1 + kOutputs<kStates> + kStates);
 // Registers of a role's threads: with two state roles, all that a multiprocessor has.
 template <int kStates>
-constexpr int kStateRegisters = kStates == 2 ? 208 : 240;
+constexpr int kStateRegisters = kStates == 2 ? 192 : 240;
 template <int kStates>
-constexpr int kOutputRegisters = kStates == 2 ? 72 : 104;
+constexpr int kOutputRegisters = 104;
 template <int kStates>
 constexpr int kLoadRegisters = 24;
 
-template <typename X, int kStates>
+template <typename X, int kStates, bool kPlain>
 __global__ void __launch_bounds__(kThreads<kStates>, 1)
     WalkKernel(const __grid_constant__ WalkParams p) {
 #ifdef GDN_WGMMA
@@ -37,26 +37,26 @@ __global__ void __launch_bounds__(kThreads<kStates>, 1)
   } else {
     __syncthreads();
   }
-  const int thread = static_cast<int>(threadIdx.x) % kGroup;
-  const int role = static_cast<int>(threadIdx.x) / kGroup;
-  if (role == 0) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int group = thread / kGroup;
+  if (group == 0) {
     ShrinkRegisters<kLoadRegisters<kStates>>();
     if (thread == 0) LoadRole(p, shared);
-  } else if (role == 1) {
+  } else if (group <= kOutputs<kStates>) {
     ShrinkRegisters<kOutputRegisters<kStates>>();
-    WalkOutput<X, kStates>(p, shared, thread).Run();
+    WalkOutput<X, kStates, kPlain>(p, shared, thread - kGroup).Run();
   } else {
     GrowRegisters<kStateRegisters<kStates>>();
-    WalkState<kStates>(p, shared, role - 2, thread).Run();
+    WalkState<kStates>(p, shared, group - 1 - kOutputs<kStates>, thread % kGroup).Run();
   }
 #endif
 }
 
-template <typename X, int kStates>
-gdn_status Launch(const gdn_exec& exec, const Device& device, WalkParams& p) {
+template <typename X, int kStates, bool kPlain>
+gdn_status LaunchKernel(const gdn_exec& exec, const Device& device, WalkParams& p) {
   constexpr size_t kBytes = sizeof(WalkShared<kStates>) + kSharedAlignment;
   static_assert(kBytes <= 232448);
-  const cudaError_t error = AllowSharedMemory<WalkKernel<X, kStates>>(kBytes, false);
+  const cudaError_t error = AllowSharedMemory<WalkKernel<X, kStates, kPlain>>(kBytes, false);
   if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   constexpr int kParts = 2 / kStates;
   p.units = static_cast<int32_t>(p.args.sequences * p.args.value_heads * kParts);
@@ -71,8 +71,16 @@ gdn_status Launch(const gdn_exec& exec, const Device& device, WalkParams& p) {
   cluster.val.clusterDim = {kParts, 1, 1};
   config.attrs = &cluster;
   config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, WalkKernel<X, kStates>, p);
+  cudaLaunchKernelEx(&config, WalkKernel<X, kStates, kPlain>, p);
   return CheckLaunch(kOp);
+}
+
+template <typename X, int kStates>
+gdn_status Launch(const gdn_exec& exec, const Device& device, WalkParams& p) {
+  const bool plain =
+      p.layer.round_o == 0 && p.layer.round_before_gate == 0 && p.layer.activation == GDN_GATE_SILU;
+  return plain ? LaunchKernel<X, kStates, true>(exec, device, p)
+               : LaunchKernel<X, kStates, false>(exec, device, p);
 }
 
 bool IsVector(const void* data, int64_t stride, int64_t offset = 0) {

@@ -4,7 +4,7 @@
 // Roles, a warpgroup each, a pipeline through shared memory:
 //     load:   one thread has the copy engine bring the chunks
 //     state:  64 value columns of S; one or two of these        (fused_prefill_walk_state.cuh)
-//     output: the gated norm of a chunk's output                (fused_prefill_walk_output.cuh)
+//     output: the gated norm of a chunk's output; two or one    (fused_prefill_walk_output.cuh)
 #ifndef KERNELS_CUDA_FUSED_PREFILL_WALK_CUH_
 #define KERNELS_CUDA_FUSED_PREFILL_WALK_CUH_
 
@@ -12,6 +12,10 @@
 #include "kernels/cuda/fused_prefill_chunk.cuh"
 
 namespace gdn::cuda::chunk {
+
+// Warpgroups of the output role.
+template <int kStates>
+constexpr int kOutputs = 3 - kStates;
 
 struct WalkParams : Params {
   gdn_fused_decode_args layer;
@@ -66,7 +70,7 @@ struct WalkShared {
       rest_read[i].Init(kWarps);
       output[i].Init(kWarps);
       keys_done[i].Init(kWarps);
-      rest_done[i].Init(kGroup / 32);
+      rest_done[i].Init(kOutputs<kStates> * kGroup / 32);
     }
     for (ArrivalBarrier& arrived : other.arrived) arrived.Init();
     ArrivalBarrier::FenceInit();
@@ -99,13 +103,6 @@ struct ChunkParts {
     mix = p.mixes + value_head * int64_t{sizeof(Mix)};
     scalars = p.scalars + value_head * int64_t{sizeof(WalkScalars)};
   }
-  __device__ void Prefetch() const {
-    PrefetchBulk(keys, sizeof(Keys));
-    PrefetchBulk(values, kValueBytes);
-    PrefetchBulk(mix, sizeof(Mix));
-    PrefetchBulk(scalars, sizeof(WalkScalars));
-  }
-
   const char* keys;
   const char* values;
   const char* mix;
@@ -127,23 +124,20 @@ __device__ inline void PrefetchState(const WalkParams& p, const Cursor& at) {
   }
 }
 
-// The load role, by one thread. A chunk is brought to the L2 a few chunks before there is room for
-// it here.
+// The load role, by one thread.
 template <int kStates>
 __device__ inline void LoadRole(const WalkParams& p, WalkShared<kStates>& shared) {
   constexpr int kParts = 2 / kStates;
   using Chunk = ChunkParts<kStates>;
   Cursor at;
   bool more = EnterChunks<kParts>(p, static_cast<int>(blockIdx.x), &at);
-  Cursor ahead = at;
-  bool more_ahead = more;
-  for (int i = 0; i < kSlots && more_ahead; ++i) more_ahead = NextChunk<kParts>(p, &ahead);
   for (uint32_t n = 0; more; ++n, more = NextChunk<kParts>(p, &at)) {
     const Chunk chunk(p, at);
-    if (more_ahead) {
-      if (ahead.first == 0) PrefetchState<kStates>(p, ahead);
-      Chunk(p, ahead).Prefetch();
-      more_ahead = NextChunk<kParts>(p, &ahead);
+    if (at.first == 0) {
+      Cursor next;
+      if (EnterChunks<kParts>(p, at.unit + static_cast<int>(gridDim.x), &next)) {
+        PrefetchState<kStates>(p, next);
+      }
     }
     WalkSlot<kStates>& slot = shared.slots[n % kSlots];
     if (n >= kSlots) WaitFor(shared.keys_done, n - kSlots);

@@ -12,7 +12,8 @@
 
 namespace gdn::cuda::chunk {
 
-template <typename X, int kStates>
+// kPlain: the gate is SiLU, and nothing is rounded before y.
+template <typename X, int kStates, bool kPlain>
 class WalkOutput {
  public:
   __device__ WalkOutput(const WalkParams& p, WalkShared<kStates>& shared, int thread)
@@ -21,7 +22,7 @@ class WalkOutput {
         shared_(shared),
         thread_(thread),
         lane_(thread % 32),
-        row_(thread / 32 * (kRowsAtOnce / 4) + lane_ / (8 * kStates)),
+        row_(thread / (8 * kStates)),
         half_(kStates == 2 ? lane_ / 8 % 2 : 0) {}
 
   __device__ void Run() {
@@ -44,9 +45,10 @@ class WalkOutput {
 
  private:
   static constexpr int kParts = 2 / kStates;
-  static constexpr int kRowsAtOnce = 16 / kStates;  // Of the group.
-  static constexpr int kTurns = 4;
-  static constexpr int kTogether = kStates == 2 ? 2 : kTurns;  // That cover for each other's waits.
+  static constexpr int kThreads = kOutputs<kStates> * kGroup;
+  static constexpr int kRowsAtOnce = kThreads / (8 * kStates);
+  static constexpr int kTurns =
+      kStates == 2 ? 4 : 2;  // Rows of a lane at once, which cover for each other's waits.
   static constexpr int kBatch = kTurns * kRowsAtOnce;
   static_assert(kRowsAtOnce % 8 == 0);  // OutputPlace is that of the lane's first row.
 
@@ -75,8 +77,8 @@ class WalkOutput {
 
   // Brings a chunk's gates to the L2, a line of 128 bytes a thread.
   __device__ void PrefetchGates(const Cursor& at, int first) const {
-    const int token = first + thread_ / (kGroup / kChunk);
-    if (token >= at.length || (kStates == 1 && thread_ % 2 != 0)) return;
+    const int token = first + thread_ / kStates;
+    if (token >= at.length || thread_ >= kChunk * kStates) return;
     const int part = kStates == 2 ? thread_ % 2 : at.part;
     PrefetchToL2(static_cast<const X*>(a_.x) + (int64_t{at.begin} + token) * a_.x_token_stride +
                  a_.z_offset + int64_t{at.head} * kDim + part * kPanelColumns);
@@ -97,24 +99,20 @@ class WalkOutput {
 #pragma unroll 1
       for (int rows = 0; rows < kChunk; rows += kBatch) {
         gates += kBatch * a_.x_token_stride;
+        float o[kTurns][kVectorElements];
+        float sums[kTurns];
 #pragma unroll
-        for (int turn = 0; turn < kTurns; turn += kTogether) {
-          float o[kTogether][kVectorElements];
-          float sums[kTogether];
+        for (int i = 0; i < kTurns; ++i) Load(rows + i * kRowsAtOnce, o[i]);
 #pragma unroll
-          for (int i = 0; i < kTogether; ++i) Load(rows + (turn + i) * kRowsAtOnce, o[i]);
+        for (int i = 0; i < kTurns; ++i) sums[i] = Squares(o[i]);
+        SumOverLanes(sums);
+        if constexpr (kStates == 1) Exchange(sums);
 #pragma unroll
-          for (int i = 0; i < kTogether; ++i) sums[i] = Squares(o[i]);
-          SumOverLanes(sums);
-          if constexpr (kStates == 1) Exchange(sums);
-#pragma unroll
-          for (int i = 0; i < kTogether; ++i) {
-            const int at_once = turn + i;
-            const uint4 y = Norm(o[i], sums[i], gate[at_once]);
-            gate[at_once] = LoadGate(gates, at_once, left - kBatch);
-            if (at_once * kRowsAtOnce < left) {
-              *reinterpret_cast<uint4*>(lines + at_once * kRowsAtOnce * a_.y_token_stride) = y;
-            }
+        for (int i = 0; i < kTurns; ++i) {
+          const uint4 y = Norm(o[i], sums[i], gate[i]);
+          gate[i] = LoadGate(gates, i, left - kBatch);
+          if (i * kRowsAtOnce < left) {
+            *reinterpret_cast<uint4*>(lines + i * kRowsAtOnce * a_.y_token_stride) = y;
           }
         }
         lines += kBatch * a_.y_token_stride;
@@ -145,7 +143,7 @@ class WalkOutput {
     float sums[2] = {};
 #pragma unroll
     for (int e = 0; e < kVectorElements; e += 2) {
-      if (a_.round_o != 0) RoundPair<X>(&o[e]);
+      if (!kPlain && a_.round_o != 0) RoundPair<X>(&o[e]);
       sums[0] = fmaf(o[e], o[e], sums[0]);
       sums[1] = fmaf(o[e + 1], o[e + 1], sums[1]);
     }
@@ -153,29 +151,27 @@ class WalkOutput {
   }
 
   // Sums over a half head's lanes, then over the block's halves of a row.
-  __device__ static void SumOverLanes(float (&sums)[kTogether]) {
+  __device__ static void SumOverLanes(float (&sums)[kTurns]) {
 #pragma unroll
     for (int bit = 1; bit < 8 * kStates; bit *= 2) {
-      float other[kTogether];
+      float other[kTurns];
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) other[i] = __shfl_xor_sync(kFullMask, sums[i], bit);
+      for (int i = 0; i < kTurns; ++i) other[i] = __shfl_xor_sync(kFullMask, sums[i], bit);
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) sums[i] += other[i];
+      for (int i = 0; i < kTurns; ++i) sums[i] += other[i];
     }
   }
 
   // Adds the other half's sums of squares, which the other block has.
-  __device__ void Exchange(float (&sums)[kTogether]) {
-    static_assert(kTogether == 4 && kTurns == 4);
+  __device__ void Exchange(float (&sums)[kTurns]) {
+    static_assert(kTurns == 2);
     OtherHalf& other = shared_.other;
     const uint32_t phase = n_ % 2;
+    // Each of two lanes sends one of the sums that all eight have.
     const int turn = lane_ % 8;
-    // Each of four lanes sends one of the sums that all eight have.
-    const float low = turn % 2 == 0 ? sums[0] : sums[1];
-    const float high = turn % 2 == 0 ? sums[2] : sums[3];
     if (turn < kTurns) {
       SendFloat(&other.squares[phase][row_ + turn * kRowsAtOnce], ClusterRank() ^ 1,
-                turn < 2 ? low : high, &other.arrived[phase]);
+                turn == 0 ? sums[0] : sums[1], &other.arrived[phase]);
     }
     if (row_ == 0 && turn == 0) other.arrived[phase].ArriveExpecting(kChunk * sizeof(float));
     other.arrived[phase].Wait(n_ / 2 % 2);
@@ -192,10 +188,10 @@ class WalkOutput {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float n[2] = {o[2 * i] * rstd * weight_[2 * i], o[2 * i + 1] * rstd * weight_[2 * i + 1]};
-      if (a_.round_before_gate != 0) RoundPair<X>(n);
+      if (!kPlain && a_.round_before_gate != 0) RoundPair<X>(n);
       const float2 z = WidenPair<X>(gates[i]);
       float factor[2] = {FastSigmoid(z.x), FastSigmoid(z.y)};
-      if (a_.activation == GDN_GATE_SILU) {
+      if (kPlain || a_.activation == GDN_GATE_SILU) {
         factor[0] *= z.x;
         factor[1] *= z.y;
       }

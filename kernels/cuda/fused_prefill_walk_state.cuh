@@ -102,26 +102,23 @@ class WalkState {
           LoadMatricesTransposed(values + t * 16 * kPanelRowBytes, written[t]);
         }
       }
-      const float decay = scalars.end;
-#pragma unroll
-      for (int i = 0; i < 64; ++i) s[i] *= decay;
 
-      // d = U = T R.
-      WaitForProducts<1>();
+      // d = U = T R. As FP16, R takes the prediction as FP16 too.
+      WaitForProducts<kAhead ? 1 : 0>();
       Pin(d);
+      if constexpr (!kAhead) Pin(o);
       uint32_t r[4][4];
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
         if (!kAhead && t % 2 == 0) {
           LoadMatricesTransposed(values + t * 8 * kPanelRowBytes, written[0]);
         }
-        const float2 remembered = PairAt(scalars.remembered, t, place_);
+        const __half2 remembered = HalvesAt(scalars.remembered, t);
 #pragma unroll
         for (int v = 0; v < 2; ++v) {
-          const float2 w = Pair<F16>::Widen(
-              *reinterpret_cast<const __half2*>(&written[kAhead ? t / 2 : 0][t % 2 * 2 + v]));
-          r[t / 2][t % 2 * 2 + v] = PackHalves(fmaf(-remembered.x, d[4 * t + 2 * v], w.x),
-                                               fmaf(-remembered.y, d[4 * t + 2 * v + 1], w.y));
+          const uint32_t w = written[kAhead ? t / 2 : 0][t % 2 * 2 + v];
+          const __half2 predicted = __floats2half2_rn(d[4 * t + 2 * v], d[4 * t + 2 * v + 1]);
+          r[t / 2][t % 2 * 2 + v] = AsWord(__hfma2(__hneg2(remembered), predicted, AsHalves(w)));
         }
       }
       ProductFence();
@@ -129,29 +126,24 @@ class WalkState {
 #pragma unroll
       for (int i = 0; i < 4; ++i) ProductN64(d, r[i], t_panel + i * kNextColumns, i > 0);
       CommitProducts();
-
-      // o = exp(G) S q + P U and S = exp(G_63) S + U k^T.
-      WaitForProducts<1>();
-      Pin(o);
-      if constexpr (kStates > 1) ArriveOnce(shared_.rest_read[n % kSlots], thread_ % 32);
+      const float decay = scalars.end;
 #pragma unroll
-      for (int t = 0; t < 8; ++t) {
-        const float2 query = PairAt(scalars.query, t, place_);
-        o[4 * t] *= query.x;
-        o[4 * t + 1] *= query.y;
-        o[4 * t + 2] *= query.x;
-        o[4 * t + 3] *= query.y;
-      }
+      for (int i = 0; i < 64; ++i) s[i] *= decay;
+
+      // S = exp(G_63) S + U k^T, and o = exp(G) S q + P U.
       WaitForProducts<0>();
       Pin(d);
+      Pin(o);
+      if constexpr (kStates > 1) ArriveOnce(shared_.rest_read[n % kSlots], thread_ % 32);
       uint32_t decayed[4][4];
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
-        const float2 to_end = PairAt(scalars.to_end, t, place_);
+        const __half2 to_end = HalvesAt(scalars.to_end, t);
 #pragma unroll
         for (int v = 0; v < 2; ++v) {
-          decayed[t / 2][t % 2 * 2 + v] =
-              PackHalves(d[4 * t + 2 * v] * to_end.x, d[4 * t + 2 * v + 1] * to_end.y);
+          const __half2 u = __floats2half2_rn(d[4 * t + 2 * v], d[4 * t + 2 * v + 1]);
+          r[t / 2][t % 2 * 2 + v] = AsWord(u);
+          decayed[t / 2][t % 2 * 2 + v] = AsWord(__hmul2(u, to_end));
         }
       }
       ProductFence();
@@ -162,8 +154,12 @@ class WalkState {
       }
       CommitProducts();
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        r[i / 4][i % 4] = PackHalves(d[2 * i], d[2 * i + 1]);
+      for (int t = 0; t < 8; ++t) {
+        const float2 query = PairAt(scalars.query, t, place_);
+        o[4 * t] *= query.x;
+        o[4 * t + 1] *= query.y;
+        o[4 * t + 2] *= query.x;
+        o[4 * t + 3] *= query.y;
       }
       ProductFence();
       const uint64_t p_panel = PanelDescriptor(SharedAddress(slot.mix.p));
@@ -177,6 +173,17 @@ class WalkState {
       Pin(o);
     }
     if (chunks > 0) Finish(n_ - 1, o);
+  }
+
+  // Of the two neighbouring tokens of group t.
+  __device__ __half2 HalvesAt(const __half (&coefficients)[kChunk], int t) const {
+    return *reinterpret_cast<const __half2*>(&coefficients[8 * t + place_.column]);
+  }
+  __device__ static uint32_t AsWord(__half2 pair) {
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+  __device__ static __half2 AsHalves(uint32_t word) {
+    return *reinterpret_cast<const __half2*>(&word);
   }
 
   // Where this lane finds the first 16 tokens of a chunk's values, in the layout of a sum.
