@@ -280,14 +280,14 @@ class Bench {
     gdn::cuda::FusedPrefillChunks(fused, workspace.get(), &chunks_at);
     const double in_ms = Time(launches, [&](int i) {
       l.x = x.get() + i % layers * tokens * line;
-      Must(gdn::cuda::LaunchWayIn(exec, fused, chunks_at));
+      Must(gdn::cuda::LaunchWayIn(exec, fused, chunks_at, {Split::kWhole, 0}));
     });
     const auto run_walk = [&](int i, Split split) {
       const int64_t layer = i % layers;
       l.x = x.get() + layer * tokens * line;
       l.y = y.get() + layer * tokens * values;
       l.state = state.get() + layer * state_size;
-      Must(gdn::cuda::LaunchWalk(exec, device, fused, chunks_at, split));
+      Must(gdn::cuda::LaunchWalk(exec, device, fused, chunks_at, {split, 0}));
     };
     const double walk_whole_ms = Time(launches, [&](int i) { run_walk(i, Split::kWhole); });
     const double walk_halves_ms = Time(launches, [&](int i) { run_walk(i, Split::kHalves); });

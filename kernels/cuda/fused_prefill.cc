@@ -49,6 +49,8 @@ size_t Divide(const gdn_fused_prefill_args& args, void* workspace, PreparedChunk
   chunks->values = parts.Take(slots * a.value_heads * int64_t{2 * kChunk * kChunk * 2});
   chunks->mixes = parts.Take(slots * a.value_heads * int64_t{2 * kChunk * kChunk * 2});
   chunks->scalars = parts.Take(slots * a.value_heads * int64_t{2 * kChunk * 4 + 16});
+  const int64_t items = slots * ChunkItems(a.key_heads, a.value_heads);
+  chunks->ready = static_cast<uint32_t*>(parts.Take((items + 1) * 4));
   return parts.size();
 }
 
@@ -159,8 +161,11 @@ gdn_status FusedPrefill(const gdn_exec& exec, const gdn_fused_prefill_args& args
   if (CoversFusedPrefill(device, args)) {
     PreparedChunks chunks;
     Divide(args, exec.workspace, &chunks);
-    if (const gdn_status status = LaunchWayIn(exec, args, chunks); status != GDN_OK) return status;
-    return LaunchWalk(exec, device, args, chunks);
+    const PrefillPlan plan = PlanPrefill(device, a);
+    if (const gdn_status status = LaunchWayIn(exec, args, chunks, plan); status != GDN_OK) {
+      return status;
+    }
+    return LaunchWalk(exec, device, args, chunks, plan);
   }
   GDN_CHECK_ARG(a.k_offset == a.q_offset + a.key_heads * a.key_dim &&
                     a.v_offset == a.k_offset + a.key_heads * a.key_dim,

@@ -3,6 +3,8 @@
 #ifndef KERNELS_CUDA_FUSED_PREFILL_H_
 #define KERNELS_CUDA_FUSED_PREFILL_H_
 
+#include <cstdint>
+
 #include "gdn/kernels/fused_prefill.h"
 #include "kernels/cuda/delta_rule_chunk.h"
 #include "kernels/cuda/launch.h"
@@ -17,7 +19,21 @@ struct PreparedChunks {
   void* values = nullptr;
   void* mixes = nullptr;
   void* scalars = nullptr;
+  uint32_t* ready = nullptr;  // See LaunchWayIn; a word an item, and one.
 };
+
+// Items of a slot that are prepared at once.
+constexpr int64_t ChunkItems(int64_t key_heads, int64_t value_heads) {
+  return key_heads + (value_heads + 1) / 2;
+}
+
+// How a call is divided. Whatever it is, the results are the same bits.
+struct PrefillPlan {
+  ChunkedSplit split;
+  // Multiprocessors that prepare chunks while the others walk them; 0: all do, one after the other.
+  int stream_blocks;
+};
+PrefillPlan PlanPrefill(const Device& device, const gdn_fused_decode_args& layer);
 
 // Where the op keeps its chunks in a workspace; for the benchmark of its parts.
 void FusedPrefillChunks(const gdn_fused_prefill_args& args, void* workspace,
@@ -29,13 +45,13 @@ bool CoversFusedPrefill(const Device& device, const gdn_fused_prefill_args& args
 // All that does not depend on a state: convolution, SiLU, norms of q and k, gates, and the two
 // matrices of each chunk. Fills the chunks, and carries the convolution's state.
 gdn_status LaunchWayIn(const gdn_exec& exec, const gdn_fused_prefill_args& args,
-                       const PreparedChunks& chunks);
+                       const PreparedChunks& chunks, const PrefillPlan& plan);
 
 // All that does: walks the chunks of each sequence and head, with the gated norm of their output.
-// kAuto takes what one call alone is fastest with; the results are the same bits.
+// Follows LaunchWayIn with the same plan, and may start before that has ended.
 gdn_status LaunchWalk(const gdn_exec& exec, const Device& device,
                       const gdn_fused_prefill_args& args, const PreparedChunks& chunks,
-                      ChunkedSplit split = ChunkedSplit::kAuto);
+                      const PrefillPlan& plan);
 
 // Gated norm of o, [T, HV, V] dense, in FP32 or, with round_o, in the layer's type.
 void LaunchWayOut(const gdn_fused_prefill_args& args, const void* o, cudaStream_t stream);

@@ -1,10 +1,12 @@
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/fused_prefill.h"
 #include "kernels/cuda/fused_prefill_conv.cuh"
 #include "kernels/cuda/fused_prefill_matrices.cuh"
+#include "kernels/cuda/fused_prefill_stream.cuh"
 
-// The way into the chunks. A block takes a chunk's slot and a key head with all that its value
-// heads need of it, or the values of two value heads. Both kinds share a multiprocessor, so that
-// the one computes while the other waits for memory.
+// The way into the chunks. An item is a chunk of a key head, with all that its value heads need of
+// it, or of the values of two value heads. A warpgroup works on one. Four share a multiprocessor,
+// so that some compute while others wait for memory.
 
 namespace gdn::cuda {
 namespace {
@@ -19,11 +21,14 @@ struct InParams {
   gdn_fused_prefill_args args;
   float scale;
   int32_t ratio;
-  int32_t parts;  // Blocks of a slot: key heads, then pairs of value heads.
+  int32_t parts;  // Items of a slot: key heads, then pairs of value heads.
   char* keys;
   char* values;
   char* mixes;
   char* scalars;
+  // Where items are handed over one by one: a word each, and the number of the next.
+  uint32_t* ready;
+  uint32_t* ticket;
 };
 
 struct alignas(1024) InShared {
@@ -64,6 +69,13 @@ __device__ inline void FormGates(const InParams& p, const SlotChunk& chunk, int 
   if (lane == 0) to->walk.end = DecayBetween(end, 0.0f);
 }
 
+// The warpgroup that works on an item.
+struct Group {
+  int index;  // In the block.
+  int thread;
+  __device__ void Sync() const { NamedBarrier(1 + index, kGroup); }
+};
+
 // Eight channels as FP16.
 __device__ inline uint4 Scaled(const Channels& y, float factor) {
   return make_uint4(
@@ -98,10 +110,10 @@ __device__ inline Columns<X> ColumnsOf(const InParams& p, int part, int lane) {
 template <typename X>
 __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int64_t slot,
                                  int key_head, const Columns<X>& columns, const Filter& filter,
-                                 InShared& shared) {
+                                 InShared& shared, const Group& group) {
 #ifdef GDN_WGMMA
   const gdn_fused_decode_args& a = p.args.layer;
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = group.thread;
   const int lane = thread % 32;
   const int warp = thread / 32;
   Keys& keys = shared.keys;
@@ -120,7 +132,7 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
     return Scaled(y, rsqrtf(LaneSum<15>(squares[0] + squares[1]) + kQkNormEps));
   });
   FenceForBulk();
-  __syncthreads();
+  group.Sync();
   if (thread == 0) {
     BulkStore(p.keys + (slot * a.key_heads + key_head) * int64_t{sizeof(Keys)}, &keys,
               sizeof(Keys));
@@ -139,14 +151,14 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
         WaitForBulkReads<3>();
       }
     }
-    __syncthreads();
+    group.Sync();
     if (r > 0 && r % kSharedHeads == 0) {
       if (thread == 0) WaitForBulkReads<0>();
-      __syncthreads();
+      group.Sync();
       if (r + warp < p.ratio) {
         FormGates<X>(p, chunk, first_head + r + warp, lane, &shared.scalars[warp]);
       }
-      __syncthreads();
+      group.Sync();
     }
     // Keeps the compiler from widening them outside of the loop, for which there is no room.
 #pragma unroll
@@ -157,12 +169,12 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
     ClearAbove(t, warp, lane);
     __syncwarp();
     InvertDiagonal(shared.solve.diagonal[warp], t, warp, lane);
-    __syncthreads();
+    group.Sync();
     MergeSixteens(system, t, warp, lane);
-    __syncthreads();
+    group.Sync();
     MergeThirtyTwos(system, t, warp, lane);
     FenceForBulk();
-    __syncthreads();
+    group.Sync();
     if (thread == 0) {
       const int64_t at = slot * a.value_heads + first_head + r;
       char* const mix = p.mixes + at * int64_t{sizeof(Mix)};
@@ -178,9 +190,9 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
 template <typename X>
 __device__ inline void ValuesBlock(const InParams& p, const SlotChunk& chunk, int64_t slot,
                                    int pair, const Columns<X>& columns, const Filter& filter,
-                                   InShared& shared) {
+                                   InShared& shared, const Group& group) {
   const gdn_fused_decode_args& a = p.args.layer;
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = group.thread;
   const int lane = thread % 32;
   const int warp = thread / 32;
   char* const panel = reinterpret_cast<char*>(&shared.keys) + lane / 8 * (kValueTileBytes / 2);
@@ -196,11 +208,11 @@ __device__ inline void ValuesBlock(const InParams& p, const SlotChunk& chunk, in
   Channels window[kPast] = {};
   LoadPast(a, chunk, columns, warp, window);
   if (chunk.count == 0) return;
-  __syncthreads();
+  group.Sync();
   Convolve<X>(chunk, filter, window, warp, lane % 8, panel,
               [&](int row, const Channels& y) { return Scaled(y, betas[lane / 16][row]); });
   FenceForBulk();
-  __syncthreads();
+  group.Sync();
   if (thread == 0) {
     const int heads = 2 * pair + 1 < a.value_heads ? 2 : 1;
     BulkStore(p.values + (slot * a.value_heads + 2 * pair) * kValueTileBytes, &shared.keys,
@@ -209,52 +221,122 @@ __device__ inline void ValuesBlock(const InParams& p, const SlotChunk& chunk, in
   }
 }
 
-template <typename X>
-__global__ void __launch_bounds__(kGroup, kBlocks) InKernel(const __grid_constant__ InParams p) {
-  extern __shared__ char raw[];
-  InShared& shared = *reinterpret_cast<InShared*>(
-      raw + (alignof(InShared) - SharedAddress(raw) % alignof(InShared)) % alignof(InShared));
+// What does not depend on a chunk is loaded before the chunk is known; find(&slot, &chunk) may wait
+// for memory, and says no where there is none.
+template <typename X, typename Find>
+__device__ inline void DoItem(const InParams& p, int part, const Find& find, InShared& shared,
+                              const Group& group) {
   const gdn_fused_decode_args& a = p.args.layer;
-  const int64_t slot = blockIdx.x / static_cast<unsigned>(p.parts);
-  const int part = static_cast<int>(blockIdx.x % static_cast<unsigned>(p.parts));
-  const Columns<X> columns = ColumnsOf<X>(p, part, static_cast<int>(threadIdx.x) % 32);
+  const Columns<X> columns = ColumnsOf<X>(p, part, group.thread % 32);
   Filter filter;
   LoadFilter(a, columns.channel, filter);
+  int64_t slot;
   SlotChunk chunk;
-  if (!ChunkOfSlot(p.args.cu_seqlens, a.rows, slot, &chunk)) return;
+  if (!find(&slot, &chunk)) return;
   if (a.read_index[chunk.sequence] < 0 || a.write_index[chunk.sequence] < 0) return;
   if (part < a.key_heads) {
-    KeysBlock<X>(p, chunk, slot, part, columns, filter, shared);
+    KeysBlock<X>(p, chunk, slot, part, columns, filter, shared, group);
   } else {
-    ValuesBlock<X>(p, chunk, slot, part - static_cast<int>(a.key_heads), columns, filter, shared);
+    ValuesBlock<X>(p, chunk, slot, part - static_cast<int>(a.key_heads), columns, filter, shared,
+                   group);
+  }
+}
+
+__device__ inline InShared& SharedOf(char* raw, int group) {
+  const uint32_t past = SharedAddress(raw) % alignof(InShared);
+  return reinterpret_cast<InShared*>(raw + (alignof(InShared) - past) % alignof(InShared))[group];
+}
+
+// An item a block.
+template <typename X>
+__global__ void __launch_bounds__(kGroup, kBlocks) InKernel(const __grid_constant__ InParams p) {
+  AllowNextKernel();
+  extern __shared__ char raw[];
+  const Group group = {0, static_cast<int>(threadIdx.x)};
+  const int part = static_cast<int>(blockIdx.x % static_cast<unsigned>(p.parts));
+  const auto find = [&](int64_t* slot, SlotChunk* chunk) {
+    *slot = blockIdx.x / static_cast<unsigned>(p.parts);
+    return ChunkOfSlot(p.args.cu_seqlens, p.args.layer.rows, *slot, chunk);
+  };
+  DoItem<X>(p, part, find, SharedOf(raw, 0), group);
+}
+
+// A few blocks that keep their multiprocessors, and hand each item over as soon as it is done, to a
+// walk that runs beside them.
+template <typename X>
+__global__ void __launch_bounds__(kBlocks* kGroup, 1)
+    StreamKernel(const __grid_constant__ InParams p) {
+  AllowNextKernel();
+  extern __shared__ char raw[];
+  __shared__ uint32_t tickets[kBlocks];
+  const int thread = static_cast<int>(threadIdx.x);
+  const Group group = {thread / kGroup, thread % kGroup};
+  InShared& shared = SharedOf(raw, group.index);
+  ChunkOrder order(p.args.cu_seqlens, static_cast<int>(p.args.layer.rows));
+  for (;;) {
+    if (group.thread == 0) tickets[group.index] = atomicAdd(p.ticket, 1u);
+    group.Sync();
+    const uint32_t ticket = tickets[group.index];
+    const auto parts = static_cast<uint32_t>(p.parts);
+    const int part = static_cast<int>(ticket % parts);
+    int64_t slot;
+    SlotChunk chunk;
+    if (!order.Find(static_cast<int>(ticket / parts), &slot, &chunk)) return;
+    const auto find = [&](int64_t* to_slot, SlotChunk* to_chunk) {
+      *to_slot = slot;
+      *to_chunk = chunk;
+      return true;
+    };
+    DoItem<X>(p, part, find, shared, group);
+    if (group.thread == 0) {
+      WaitForBulkStores();
+      Publish(p.ready + slot * parts + part);
+    }
+    group.Sync();
   }
 }
 
 template <typename X>
-gdn_status Launch(const gdn_exec& exec, const InParams& p, unsigned blocks) {
+gdn_status Launch(const gdn_exec& exec, const InParams& p, int64_t items, int stream_blocks) {
   constexpr size_t kBytes = sizeof(InShared) + alignof(InShared);
+  if (stream_blocks > 0) {
+    constexpr size_t kStreamBytes = kBlocks * sizeof(InShared) + alignof(InShared);
+    const cudaError_t error = AllowSharedMemory<StreamKernel<X>>(kStreamBytes, false);
+    if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
+    StreamKernel<X>
+        <<<static_cast<unsigned>(stream_blocks), kBlocks * kGroup, kStreamBytes, Stream(exec)>>>(p);
+    return CheckLaunch(kOp);
+  }
   const cudaError_t error = AllowSharedMemory<InKernel<X>>(kBytes, false);
   if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
-  InKernel<X><<<blocks, kGroup, kBytes, Stream(exec)>>>(p);
+  InKernel<X><<<static_cast<unsigned>(items), kGroup, kBytes, Stream(exec)>>>(p);
   return CheckLaunch(kOp);
 }
 
 }  // namespace
 
 gdn_status LaunchWayIn(const gdn_exec& exec, const gdn_fused_prefill_args& args,
-                       const PreparedChunks& chunks) {
+                       const PreparedChunks& chunks, const PrefillPlan& plan) {
   const gdn_fused_decode_args& a = args.layer;
   InParams p;
   p.args = args;
   p.scale = OutputScale(a.scale);
   p.ratio = static_cast<int32_t>(a.value_heads / a.key_heads);
-  p.parts = static_cast<int32_t>(a.key_heads + (a.value_heads + 1) / 2);
+  p.parts = static_cast<int32_t>(ChunkItems(a.key_heads, a.value_heads));
   p.keys = static_cast<char*>(chunks.keys);
   p.values = static_cast<char*>(chunks.values);
   p.mixes = static_cast<char*>(chunks.mixes);
   p.scalars = static_cast<char*>(chunks.scalars);
-  const auto blocks = static_cast<unsigned>(ChunkSlots(args.tokens, a.rows) * p.parts);
-  return a.dtype == GDN_BF16 ? Launch<Bf16>(exec, p, blocks) : Launch<F16>(exec, p, blocks);
+  const int64_t items = ChunkSlots(args.tokens, a.rows) * p.parts;
+  p.ready = chunks.ready;
+  p.ticket = chunks.ready + items;
+  if (plan.stream_blocks > 0) {
+    const size_t bytes = static_cast<size_t>(items + 1) * sizeof(uint32_t);
+    const cudaError_t error = cudaMemsetAsync(chunks.ready, 0, bytes, Stream(exec));
+    if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
+  }
+  return a.dtype == GDN_BF16 ? Launch<Bf16>(exec, p, items, plan.stream_blocks)
+                             : Launch<F16>(exec, p, items, plan.stream_blocks);
 }
 
 }  // namespace gdn::cuda

@@ -64,7 +64,14 @@ FusedShape Shape(int64_t key_heads = 2, int64_t ratio = 2) {
   return shape;
 }
 
-void Launch(const gdn_fused_prefill_args& args, cuda::ChunkedSplit split) {
+// Ways to divide a call; Auto is the library's own.
+constexpr cuda::PrefillPlan kAuto = {cuda::ChunkedSplit::kAuto, 0};
+constexpr cuda::PrefillPlan kWhole = {cuda::ChunkedSplit::kWhole, 0};
+constexpr cuda::PrefillPlan kHalves = {cuda::ChunkedSplit::kHalves, 0};
+constexpr cuda::PrefillPlan kWholeStream = {cuda::ChunkedSplit::kWhole, 40};
+constexpr cuda::PrefillPlan kHalvesStream = {cuda::ChunkedSplit::kHalves, 2};
+
+void Launch(const gdn_fused_prefill_args& args, const cuda::PrefillPlan& plan) {
   const Stream stream;
   gdn_exec exec = stream.Exec();
   size_t bytes = 0;
@@ -72,7 +79,7 @@ void Launch(const gdn_fused_prefill_args& args, cuda::ChunkedSplit split) {
   const DeviceBuffer workspace(std::vector<uint8_t>(bytes, 0xff));  // NaNs
   exec.workspace = workspace.get();
   exec.workspace_bytes = bytes;
-  if (split == cuda::ChunkedSplit::kAuto) {
+  if (plan.split == cuda::ChunkedSplit::kAuto) {
     ASSERT_EQ(gdn_fused_prefill(&exec, &args), GDN_OK) << gdn_last_error();
   } else {
     cuda::Device device;
@@ -80,21 +87,20 @@ void Launch(const gdn_fused_prefill_args& args, cuda::ChunkedSplit split) {
     ASSERT_TRUE(cuda::CoversFusedPrefill(device, args));
     cuda::PreparedChunks chunks;
     cuda::FusedPrefillChunks(args, workspace.get(), &chunks);
-    ASSERT_EQ(cuda::LaunchWayIn(exec, args, chunks), GDN_OK) << gdn_last_error();
-    ASSERT_EQ(cuda::LaunchWalk(exec, device, args, chunks, split), GDN_OK) << gdn_last_error();
+    ASSERT_EQ(cuda::LaunchWayIn(exec, args, chunks, plan), GDN_OK) << gdn_last_error();
+    ASSERT_EQ(cuda::LaunchWalk(exec, device, args, chunks, plan), GDN_OK) << gdn_last_error();
   }
   stream.Synchronize();
 }
 
-PrefillCall Result(const PrefillCall& before,
-                   cuda::ChunkedSplit split = cuda::ChunkedSplit::kAuto) {
+PrefillCall Result(const PrefillCall& before, const cuda::PrefillPlan& plan = kAuto) {
   PrefillCall call = before;
   const DeviceCall device(call);
   const DeviceBuffer cu(call.cu_seqlens);
   gdn_fused_prefill_args args = call.PrefillArgs();
   args.cu_seqlens = cu.get<int32_t>();
   args.layer = device.args;
-  Launch(args, split);
+  Launch(args, plan);
   device.Download(call);
   return call;
 }
@@ -131,11 +137,14 @@ void ExpectLikeRef(const PrefillCall& before, double y_bound = 5e-3, double stat
   }
 }
 
-// A call that the tuned kernels cover: with either split the same bits, close to REF's.
+// A call that the tuned kernels cover: with any plan the same bits, close to REF's.
 void ExpectTunedLikeRef(const PrefillCall& before) {
-  const PrefillCall whole = Result(before, cuda::ChunkedSplit::kWhole);
-  ExpectSameBits(Result(before, cuda::ChunkedSplit::kHalves), whole);
-  ExpectSameBits(Result(before), whole);
+  const PrefillCall whole = Result(before, kWhole);
+  for (const cuda::PrefillPlan& plan : {kAuto, kHalves, kWholeStream, kHalvesStream}) {
+    SCOPED_TRACE("split " + std::to_string(static_cast<int>(plan.split)) + ", stream " +
+                 std::to_string(plan.stream_blocks));
+    ExpectSameBits(Result(before, plan), whole);
+  }
   ExpectLikeRef(before);
 }
 
@@ -236,8 +245,9 @@ TEST_F(FusedPrefill, ASequenceAloneAndAmongOthersIsTheSameBits) {
   const PrefillCall before(shape, lengths);
   const PrefillCall together = Result(before);
   // More units than blocks, of halves too.
-  ExpectSameBits(Result(before, cuda::ChunkedSplit::kHalves), together);
-  ExpectSameBits(Result(before, cuda::ChunkedSplit::kWhole), together);
+  for (const cuda::PrefillPlan& plan : {kWhole, kHalves, kWholeStream, kHalvesStream}) {
+    ExpectSameBits(Result(before, plan), together);
+  }
   for (int64_t i : {5, 77, 127}) {
     PrefillCall call = before;
     const DeviceCall device(call);
@@ -254,7 +264,7 @@ TEST_F(FusedPrefill, ASequenceAloneAndAmongOthersIsTheSameBits) {
     args.layer.read_index += i;
     args.layer.write_index += i;
     args.layer.fresh += i;
-    Launch(args, cuda::ChunkedSplit::kAuto);
+    Launch(args, kAuto);
     device.Download(call);
     const int64_t begin = first * shape.y_stride();
     const int64_t end = (first + lengths[i]) * shape.y_stride();
@@ -267,10 +277,10 @@ TEST_F(FusedPrefill, ASequenceAloneAndAmongOthersIsTheSameBits) {
 
 TEST_F(FusedPrefill, RepeatsAreTheSameBits) {
   const PrefillCall before(Shape(), {200, 64, 500, 1, 33});
-  for (const auto split : {cuda::ChunkedSplit::kWhole, cuda::ChunkedSplit::kHalves}) {
-    const PrefillCall first = Result(before, split);
-    for (int i = 0; i < 500; ++i) {
-      ExpectSameBits(Result(before, split), first);
+  const PrefillCall first = Result(before);
+  for (const cuda::PrefillPlan& plan : {kWhole, kHalves, kWholeStream, kHalvesStream}) {
+    for (int i = 0; i < 250; ++i) {
+      ExpectSameBits(Result(before, plan), first);
       if (HasFailure()) return;
     }
   }

@@ -66,11 +66,13 @@ gdn_status LaunchKernel(const gdn_exec& exec, const Device& device, WalkParams& 
   config.blockDim = dim3(kThreads<kStates>);
   config.dynamicSmemBytes = kBytes;
   config.stream = Stream(exec);
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {kParts, 1, 1};
-  config.attrs = &cluster;
-  config.numAttrs = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {kParts, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   cudaLaunchKernelEx(&config, WalkKernel<X, kStates, kPlain>, p);
   return CheckLaunch(kOp);
 }
@@ -110,9 +112,22 @@ bool CoversFusedPrefill(const Device& device, const gdn_fused_prefill_args& args
          a.state_slot_stride % 2 == 0;
 }
 
+PrefillPlan PlanPrefill(const Device& device, const gdn_fused_decode_args& layer) {
+  // A walk of few heads leaves half of the device to the way in, and runs beside it; halves of
+  // heads use twice the blocks.
+  const int64_t heads = layer.rows * layer.value_heads;
+  const int64_t most = device.multiprocessors / 2;
+  if (2 * heads <= most) {
+    return {ChunkedSplit::kHalves, device.multiprocessors - static_cast<int>(2 * heads)};
+  }
+  if (heads <= most)
+    return {ChunkedSplit::kWhole, device.multiprocessors - static_cast<int>(heads)};
+  return {ChunkedSplit::kWhole, 0};
+}
+
 gdn_status LaunchWalk(const gdn_exec& exec, const Device& device,
                       const gdn_fused_prefill_args& args, const PreparedChunks& chunks,
-                      ChunkedSplit split) {
+                      const PrefillPlan& plan) {
   const gdn_fused_decode_args& a = args.layer;
   WalkParams p{};
   p.args.sequences = a.rows;
@@ -131,12 +146,9 @@ gdn_status LaunchWalk(const gdn_exec& exec, const Device& device,
   p.values = static_cast<const char*>(chunks.values);
   p.mixes = static_cast<const char*>(chunks.mixes);
   p.scalars = static_cast<const char*>(chunks.scalars);
-  if (split == ChunkedSplit::kAuto) {
-    // Halves use twice the blocks, which pays while they would be idle.
-    const int64_t units = a.rows * a.value_heads;
-    split = 2 * units <= device.multiprocessors ? ChunkedSplit::kHalves : ChunkedSplit::kWhole;
-  }
-  if (split == ChunkedSplit::kHalves) {
+  p.ready = plan.stream_blocks > 0 ? chunks.ready : nullptr;
+  p.items = ChunkItems(a.key_heads, a.value_heads);
+  if (plan.split == ChunkedSplit::kHalves) {
     return a.dtype == GDN_BF16 ? Launch<Bf16, 1>(exec, device, p) : Launch<F16, 1>(exec, device, p);
   }
   return a.dtype == GDN_BF16 ? Launch<Bf16, 2>(exec, device, p) : Launch<F16, 2>(exec, device, p);

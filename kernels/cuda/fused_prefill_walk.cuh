@@ -9,7 +9,9 @@
 #define KERNELS_CUDA_FUSED_PREFILL_WALK_CUH_
 
 #include "gdn/kernels/fused_decode.h"
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/fused_prefill_chunk.cuh"
+#include "kernels/cuda/fused_prefill_stream.cuh"
 
 namespace gdn::cuda::chunk {
 
@@ -23,6 +25,8 @@ struct WalkParams : Params {
   const char* values;
   const char* mixes;
   const char* scalars;
+  const uint32_t* ready;  // Of the items, where they come one by one; or NULL.
+  int64_t items;          // Of a slot.
 };
 
 // A chunk's output as FP32, 64 tokens of 64 columns, in place of its queries and values: see
@@ -89,7 +93,7 @@ __device__ inline void ArriveOnce(ArrivalBarrier& barrier, int lane) {
   if (lane == 0) barrier.Arrive();
 }
 
-// Where a chunk's parts lie.
+// Where a chunk's parts lie, once they are there.
 template <int kStates>
 struct ChunkParts {
   static constexpr uint32_t kKeyBytes = sizeof(Keys) / 2;
@@ -97,6 +101,10 @@ struct ChunkParts {
 
   __device__ ChunkParts(const WalkParams& p, const Cursor& at) {
     const int64_t chunk = ChunkSlot(at.begin, at.sequence, at.first / kChunk);
+    if (p.ready != nullptr) {
+      const uint32_t* const items = p.ready + chunk * p.items;
+      WaitForItems(items + at.head / p.ratio, items + p.args.key_heads + at.head / 2);
+    }
     const int64_t value_head = chunk * p.args.value_heads + at.head;
     keys = p.keys + (chunk * p.args.key_heads + at.head / p.ratio) * int64_t{sizeof(Keys)};
     values = p.values + value_head * kValueTileBytes + at.part * int64_t{kValueBytes};
@@ -129,6 +137,7 @@ template <int kStates>
 __device__ inline void LoadRole(const WalkParams& p, WalkShared<kStates>& shared) {
   constexpr int kParts = 2 / kStates;
   using Chunk = ChunkParts<kStates>;
+  if (p.ready == nullptr) WaitForPreviousKernel();
   Cursor at;
   bool more = EnterChunks<kParts>(p, static_cast<int>(blockIdx.x), &at);
   for (uint32_t n = 0; more; ++n, more = NextChunk<kParts>(p, &at)) {
@@ -152,6 +161,8 @@ __device__ inline void LoadRole(const WalkParams& p, WalkShared<kStates>& shared
     BulkLoad(slot.q, chunk.keys + offsetof(Keys, q), Chunk::kKeyBytes, loaded);
     BulkLoad(slot.values, chunk.values, Chunk::kValueBytes, loaded);
   }
+  // The walk has ended only when the way in has.
+  if (p.ready != nullptr) WaitForPreviousKernel();
 }
 
 }  // namespace gdn::cuda::chunk
