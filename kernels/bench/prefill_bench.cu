@@ -7,6 +7,7 @@
 // executes, and `% peak` is their share of the tensor cores' at the device's highest clock.
 //
 // usage: prefill_bench [--cases=1x1024,16x2048,...] [--heads=16:32,...] [--replays=20]
+//                      [--fused-only]
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -74,6 +75,7 @@ struct Options {
                              {16, 2048}, {8, 8192}, {64, 256},  {128, 512}};
   std::vector<std::pair<int64_t, int64_t>> heads = {{16, 32}};
   int replays = 20;
+  bool fused_only = false;  // The separate ops' times are then 0.
 };
 
 class Bench {
@@ -221,13 +223,16 @@ class Bench {
     };
     using Split = gdn::cuda::ChunkedSplit;
     const int launches = static_cast<int>(layers);
-    const double conv_ms = Time(launches, run_conv);
-    const double gates_ms = Time(launches, run_gates);
-    const double whole_ms = Time(launches, [&](int i) { run_rule(i, Split::kWhole); });
-    const double halves_ms = Time(launches, [&](int i) { run_rule(i, Split::kHalves); });
-    const double rule_ms = Time(launches, [&](int i) { run_rule(i, Split::kAuto); });
-    const double norm_ms = Time(launches, run_norm);
-    const double layer_ms = Time(launches, [&](int i) {
+    const auto time_separate = [&](const std::function<void(int)>& launch) {
+      return options_.fused_only ? 0.0 : Time(launches, launch);
+    };
+    const double conv_ms = time_separate(run_conv);
+    const double gates_ms = time_separate(run_gates);
+    const double whole_ms = time_separate([&](int i) { run_rule(i, Split::kWhole); });
+    const double halves_ms = time_separate([&](int i) { run_rule(i, Split::kHalves); });
+    const double rule_ms = time_separate([&](int i) { run_rule(i, Split::kAuto); });
+    const double norm_ms = time_separate(run_norm);
+    const double layer_ms = time_separate([&](int i) {
       run_conv(i);
       run_gates(i);
       run_rule(i, Split::kAuto);
@@ -336,6 +341,8 @@ Options Parse(int argc, char** argv) {
       options.heads = Pairs(value, ':');
     } else if (name == "--replays") {
       options.replays = std::stoi(value);
+    } else if (name == "--fused-only") {
+      options.fused_only = true;
     } else {
       std::fprintf(stderr, "prefill_bench: unknown option %s; see the head of prefill_bench.cu\n",
                    argv[i]);

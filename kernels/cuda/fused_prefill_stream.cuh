@@ -84,8 +84,8 @@ class ChunkOrder {
 
   const int32_t* cu_seqlens_;
   const int sequences_;
-  int most_ = 0;      // Chunks of the longest.
-  int at_ = 0;        // The position of (sequence_, chunk_), if there is such a chunk.
+  int most_ = 0;  // Chunks of the longest.
+  int at_ = 0;    // The position of (sequence_, chunk_), if there is such a chunk.
   int sequence_ = 0;
   int chunk_ = 0;
 };

@@ -86,6 +86,16 @@ class WalkState {
       ProductFence();
       ReadState<0, 8>(slot.k, operand, d);
       CommitProducts();
+      // Coefficients for what follows on the products, whose waits they would lengthen.
+      uint32_t remembered[kAhead ? 8 : 1];
+      uint32_t to_end[kAhead ? 8 : 1];
+      if constexpr (kAhead) {
+#pragma unroll
+        for (int t = 0; t < 8; ++t) {
+          remembered[t] = PairAt(scalars.remembered, t);
+          to_end[t] = PairAt(scalars.to_end, t);
+        }
+      }
       WaitForProducts<1>();  // For the compiler, which does not see that the others are done.
       Pin(o);
       Pin(s);
@@ -113,12 +123,13 @@ class WalkState {
         if (!kAhead && t % 2 == 0) {
           LoadMatricesTransposed(values + t * 8 * kPanelRowBytes, written[0]);
         }
-        const __half2 remembered = HalvesAt(scalars.remembered, t);
+        if constexpr (!kAhead) remembered[0] = PairAt(scalars.remembered, t);
+        const __half2 factor = AsHalves(remembered[kAhead ? t : 0]);
 #pragma unroll
         for (int v = 0; v < 2; ++v) {
           const uint32_t w = written[kAhead ? t / 2 : 0][t % 2 * 2 + v];
           const __half2 predicted = __floats2half2_rn(d[4 * t + 2 * v], d[4 * t + 2 * v + 1]);
-          r[t / 2][t % 2 * 2 + v] = AsWord(__hfma2(__hneg2(remembered), predicted, AsHalves(w)));
+          r[t / 2][t % 2 * 2 + v] = AsWord(__hfma2(__hneg2(factor), predicted, AsHalves(w)));
         }
       }
       ProductFence();
@@ -138,12 +149,13 @@ class WalkState {
       uint32_t decayed[4][4];
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
-        const __half2 to_end = HalvesAt(scalars.to_end, t);
+        if constexpr (!kAhead) to_end[0] = PairAt(scalars.to_end, t);
+        const __half2 factor = AsHalves(to_end[kAhead ? t : 0]);
 #pragma unroll
         for (int v = 0; v < 2; ++v) {
           const __half2 u = __floats2half2_rn(d[4 * t + 2 * v], d[4 * t + 2 * v + 1]);
           r[t / 2][t % 2 * 2 + v] = AsWord(u);
-          decayed[t / 2][t % 2 * 2 + v] = AsWord(__hmul2(u, to_end));
+          decayed[t / 2][t % 2 * 2 + v] = AsWord(__hmul2(u, factor));
         }
       }
       ProductFence();
@@ -155,7 +167,7 @@ class WalkState {
       CommitProducts();
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
-        const float2 query = PairAt(scalars.query, t, place_);
+        const float2 query = chunk::PairAt(scalars.query, t, place_);
         o[4 * t] *= query.x;
         o[4 * t + 1] *= query.y;
         o[4 * t + 2] *= query.x;
@@ -176,8 +188,8 @@ class WalkState {
   }
 
   // Of the two neighbouring tokens of group t.
-  __device__ __half2 HalvesAt(const __half (&coefficients)[kChunk], int t) const {
-    return *reinterpret_cast<const __half2*>(&coefficients[8 * t + place_.column]);
+  __device__ uint32_t PairAt(const __half (&coefficients)[kChunk], int t) const {
+    return *reinterpret_cast<const uint32_t*>(&coefficients[8 * t + place_.column]);
   }
   __device__ static uint32_t AsWord(__half2 pair) {
     return *reinterpret_cast<const uint32_t*>(&pair);
