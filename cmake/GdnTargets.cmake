@@ -35,7 +35,7 @@ function(gdn_test name)
   if(NOT GDN_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "NO_MAIN" "TIMEOUT" "SRCS;DEPS;LABELS;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(ARG "NO_MAIN" "TIMEOUT;PREFIX" "SRCS;DEPS;LABELS;ENVIRONMENT" ${ARGN})
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
@@ -51,7 +51,8 @@ function(gdn_test name)
   target_compile_definitions(${name} PRIVATE GDN_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   # Discovery does not carry a list as the value of a property, so ctest reads them from a file of
   # their own.
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES TEST_LIST ${name}_cases)
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST NO_PRETTY_VALUES TEST_LIST ${name}_cases
+    TEST_PREFIX "${ARG_PREFIX}")
   set(properties ${CMAKE_CURRENT_BINARY_DIR}/${name}_properties.cmake)
   file(CONFIGURE OUTPUT ${properties} @ONLY CONTENT "if(@name@_cases)
   set_tests_properties(\${@name@_cases} PROPERTIES

@@ -125,7 +125,7 @@ TEST(DeltaRuleBackward, X4ZeroRowsAndExtremeGatesStayFinite) {
   std::fill(p.k.begin(), p.k.begin() + p.keys(), 0.0);
   p.g[p.heads()] = -1000.0;
   p.g[p.heads() + 1] = -1e30;
-  std::vector<Backend> backends = BackendsUnderTest();
+  std::vector<Backend> backends = PlacesUnderTest();
   backends.push_back(kRef);
   for (const Backend& backend : backends) {
     const RuleGradients got = p.Backward(backend);
@@ -240,7 +240,7 @@ TEST(DeltaRuleForward, EveryShapeMatchesRef) {
       shape.final_state = dtype != GDN_F16;
       const RuleProblem p(shape, 65);
       const RuleOutputs expected = p.Forward();
-      for (const Backend& backend : BackendsUnderTest()) {
+      for (const Backend& backend : PlacesUnderTest()) {
         const RuleOutputs got = p.Forward(backend);
         // A normalised element rounds the other way where FP32 and FP64 straddle a tie.
         EXPECT_LE(Error(got.q_hat, expected.q_hat), RoundingBound(dtype));
@@ -256,50 +256,58 @@ TEST(DeltaRuleForward, EveryShapeMatchesRef) {
   }
 }
 
+void ExpectKernelRouteEqualsCallerRoute(const Backend& backend, const RuleShape& shape) {
+  RuleProblem kernel(shape, 51);
+  for (double& value : kernel.q) value *= 3.0;
+  for (double& value : kernel.k) value *= 0.5;
+  RuleProblem caller = kernel;
+  caller.shape.normalize = false;
+  const RuleOutputs expected = kernel.Forward(backend);
+  for (Doubles* x : {&caller.q, &caller.k}) {
+    const Rows in(shape.dtype, kernel.tokens(), kernel.keys(), 0, *x);
+    Rows out(shape.dtype, kernel.tokens(), kernel.keys(), 0);
+    Floats rstd(static_cast<size_t>(kernel.tokens() * shape.key_heads));
+    Place at(backend);
+    const gdn_l2_norm_args args{kernel.tokens() * shape.key_heads,
+                                shape.key_dim,
+                                in.In(at),
+                                shape.dtype,
+                                shape.key_dim,
+                                out.Out(at),
+                                shape.dtype,
+                                shape.key_dim,
+                                at.Out(rstd.data(), rstd.size()),
+                                1e-6f,
+                                1.0f};
+    ASSERT_EQ(at.Call(gdn_l2_norm, args), GDN_OK) << gdn_last_error();
+    const Floats y = out.Take(kernel.tokens());
+    EXPECT_EQ(y, x == &caller.q ? expected.q_hat : expected.k_hat);
+    EXPECT_EQ(rstd, x == &caller.q ? expected.q_rstd : expected.k_rstd);
+    x->assign(y.begin(), y.end());
+  }
+  const RuleOutputs got = caller.Forward(backend);
+  EXPECT_EQ(got.o, expected.o);
+  EXPECT_EQ(got.state, expected.state);
+  // The gradients by v, the gates and the state are then those of the same rule.
+  if (backend.backend != GDN_BACKEND_REF) return;
+  EXPECT_EQ(caller.Backward().v, kernel.Backward().v);
+  EXPECT_EQ(caller.Backward().beta, kernel.Backward().beta);
+}
+
 // A18: kernel-normalised is caller-normalised, bit for bit, when both round in the same place.
 TEST(DeltaRuleForward, A18KernelRouteEqualsCallerRoute) {
-  std::vector<Backend> backends = BackendsUnderTest();
+  std::vector<Backend> backends = PlacesUnderTest();
   backends.push_back(kRef);
   for (const Backend& backend : backends) {
     for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
-      RuleShape shape;
-      shape.dtype = dtype;
-      shape.key_dim = 16;
-      RuleProblem kernel(shape, 51);
-      for (double& value : kernel.q) value *= 3.0;
-      for (double& value : kernel.k) value *= 0.5;
-      RuleProblem caller = kernel;
-      caller.shape.normalize = false;
-      const RuleOutputs expected = kernel.Forward(backend);
-      for (Doubles* x : {&caller.q, &caller.k}) {
-        const Rows in(dtype, kernel.tokens(), kernel.keys(), 0, *x);
-        Rows out(dtype, kernel.tokens(), kernel.keys(), 0);
-        Floats rstd(static_cast<size_t>(kernel.tokens() * shape.key_heads));
-        const gdn_l2_norm_args args{kernel.tokens() * shape.key_heads,
-                                    shape.key_dim,
-                                    in.data(),
-                                    dtype,
-                                    shape.key_dim,
-                                    out.data(),
-                                    dtype,
-                                    shape.key_dim,
-                                    rstd.data(),
-                                    1e-6f,
-                                    1.0f};
-        Execution execution(backend);
-        ASSERT_EQ(gdn_l2_norm(execution.exec(), &args), GDN_OK) << gdn_last_error();
-        const Floats y = out.Take(kernel.tokens());
-        EXPECT_EQ(y, x == &caller.q ? expected.q_hat : expected.k_hat);
-        EXPECT_EQ(rstd, x == &caller.q ? expected.q_rstd : expected.k_rstd);
-        x->assign(y.begin(), y.end());
+      for (int64_t key_dim : {16, 64, 128}) {
+        RuleShape shape;
+        shape.dtype = dtype;
+        shape.key_dim = key_dim;
+        shape.value_dim = key_dim == 128 ? 128 : 3;
+        shape.pad = 8;
+        ExpectKernelRouteEqualsCallerRoute(backend, shape);
       }
-      const RuleOutputs got = caller.Forward(backend);
-      EXPECT_EQ(got.o, expected.o);
-      EXPECT_EQ(got.state, expected.state);
-      // The gradients by v, the gates and the state are then those of the same rule.
-      if (backend.backend != GDN_BACKEND_REF) continue;
-      EXPECT_EQ(caller.Backward().v, kernel.Backward().v);
-      EXPECT_EQ(caller.Backward().beta, kernel.Backward().beta);
     }
   }
 }
@@ -360,6 +368,7 @@ TEST(DeltaRuleBackward, EverySplitGivesTheSameGradient) {
   shape.lengths = {7};
   shape.trailing_tokens = 0;
   const RuleProblem whole(shape, 55);
+  const Backend backend = PlacesUnderTest()[0];
   const RuleGradients expected = whole.Backward();
   for (int32_t cut = 1; cut < 7; ++cut) {
     RuleProblem head = whole, tail = whole;
@@ -372,11 +381,11 @@ TEST(DeltaRuleBackward, EverySplitGivesTheSameGradient) {
     for (auto field : {&RuleProblem::q, &RuleProblem::k}) split(field, whole.keys());
     for (auto field : {&RuleProblem::v, &RuleProblem::d_o}) split(field, whole.values());
     for (auto field : {&RuleProblem::g, &RuleProblem::beta}) split(field, whole.heads());
-    const Floats carried = head.Forward().state;
+    const Floats carried = head.Forward(backend).state;
     tail.state.assign(carried.begin(), carried.end());
-    const RuleGradients second = tail.Backward();
+    const RuleGradients second = tail.Backward(backend);
     head.d_final.assign(second.state.begin(), second.state.end());
-    const RuleGradients first = head.Backward();
+    const RuleGradients first = head.Backward(backend);
     auto joined = [](Floats a, const Floats& b) {
       a.insert(a.end(), b.begin(), b.end());
       return a;
@@ -395,8 +404,8 @@ TEST(DeltaRuleBackward, K4NothingCrossesABoundary) {
   const RuleProblem p(RuleShape{}, 57);  // lengths 3, 0, 5, 1
   RuleProblem changed = p;
   for (int64_t i = 3 * p.values(); i < 8 * p.values(); ++i) changed.v[i] = changed.d_o[i] = 1e3;
-  const RuleGradients before = p.Backward();
-  const RuleGradients after = changed.Backward();
+  const RuleGradients before = p.Backward(PlacesUnderTest()[0]);
+  const RuleGradients after = changed.Backward(PlacesUnderTest()[0]);
   auto expect_same = [&](const Floats& a, const Floats& b, int64_t width) {
     EXPECT_EQ(Floats(a.begin(), a.begin() + 3 * width), Floats(b.begin(), b.begin() + 3 * width));
     EXPECT_EQ(Floats(a.begin() + 8 * width, a.end()), Floats(b.begin() + 8 * width, b.end()));
@@ -414,8 +423,8 @@ TEST(DeltaRuleBackward, X3EmptySequencesPassTheStateOn) {
   RuleShape shape;
   shape.lengths = {0, 4, 0};
   const RuleProblem p(shape, 59);
-  const Floats state = p.Forward().state;
-  const Floats d_state = p.Backward().state;
+  const Floats state = p.Forward(PlacesUnderTest()[0]).state;
+  const Floats d_state = p.Backward(PlacesUnderTest()[0]).state;
   const int64_t one = p.states() / 3;
   for (int64_t i = 0; i < p.states(); ++i) {
     if (i / one == 1) continue;
@@ -446,13 +455,13 @@ TEST(DeltaRuleBackward, EveryShapeMatchesRefWithAnyThreads) {
       }
       const std::string what = std::to_string(key_dim) + "x" + std::to_string(value_dim);
       const RuleGradients expected = p.Backward();
-      const RuleGradients got = p.Backward({"cpu", GDN_BACKEND_CPU, 0});
+      const RuleGradients got = p.Backward(PlacesUnderTest()[0]);
       const auto expected_all = All(expected), got_all = All(got);
       for (size_t i = 0; i < got_all.size(); ++i) {
         EXPECT_LE(Error(*got_all[i], *expected_all[i]), 4e-6) << what << " gradient " << i;
       }
-      for (int32_t threads : {1, 2, 5}) {
-        const RuleGradients again = p.Backward({"cpu", GDN_BACKEND_CPU, threads});
+      for (const Backend& backend : RepeatsUnderTest()) {
+        const RuleGradients again = p.Backward(backend);
         const auto again_all = All(again);
         for (size_t i = 0; i < got_all.size(); ++i) EXPECT_EQ(*again_all[i], *got_all[i]) << what;
       }
@@ -471,7 +480,7 @@ TEST(DeltaRuleBackward, EveryTypeMatchesRef) {
         shape.key_dim = 19;
         const RuleProblem p(shape, 69);
         const RuleGradients expected = p.Backward();
-        for (const Backend& backend : BackendsUnderTest()) {
+        for (const Backend& backend : PlacesUnderTest()) {
           const RuleGradients got = p.Backward(backend);
           EXPECT_LE(Error(got.q, expected.q), 2.0 * RoundingBound(d_dtype));
           EXPECT_LE(Error(got.k, expected.k), 2.0 * RoundingBound(d_dtype));

@@ -11,6 +11,7 @@
 #include "gdn/kernels/delta_rule_forward.h"
 #include "gtest/gtest.h"
 #include "kernels/gradient_test_util.h"
+#include "kernels/place_test_util.h"
 
 namespace gdn::kernels {
 
@@ -46,6 +47,8 @@ class Rows {
   void* data() { return tensor_.data(); }
   const void* data() const { return tensor_.data(); }
   int64_t stride() const { return stride_; }
+  const void* In(Place& place) const { return place.In(tensor_); }
+  void* Out(Place& place) { return place.Out(tensor_); }
   // The first `rows` rows; complains where anything else is no longer poisoned.
   Floats Take(int64_t rows) const {
     Floats dense;
@@ -112,46 +115,47 @@ struct RuleProblem {
     Rows q_hat(shape.dtype, all_tokens(), keys(), 0), k_hat(shape.dtype, all_tokens(), keys(), 0);
     GuardedFloats q_rstd(tokens() * shape.key_heads), k_rstd(tokens() * shape.key_heads);
     GuardedFloats state_out(states());
+    Place at(backend);
     gdn_delta_rule_forward_args args{};
     args.sequences = n();
-    args.cu_seqlens = cu.data();
+    args.cu_seqlens = at.In(cu);
     args.key_heads = shape.key_heads;
     args.value_heads = heads();
     args.key_dim = shape.key_dim;
     args.value_dim = shape.value_dim;
-    args.q = q_in.data();
-    args.k = k_in.data();
-    args.v = v_in.data();
+    args.q = q_in.In(at);
+    args.k = k_in.In(at);
+    args.v = v_in.In(at);
     args.qkv_dtype = shape.dtype;
     args.q_token_stride = q_in.stride();
     args.k_token_stride = k_in.stride();
     args.v_token_stride = v_in.stride();
-    args.g = g_in.data();
-    args.beta = beta_in.data();
+    args.g = at.In(g_in);
+    args.beta = at.In(beta_in);
     args.scale = shape.scale;
     args.use_qk_l2norm = shape.normalize;
-    args.initial_state = shape.states ? state_in.data() : nullptr;
-    args.o = o.data();
+    args.initial_state = shape.states ? at.In(state_in) : nullptr;
+    args.o = o.Out(at);
     args.o_dtype = GDN_F32;
     args.o_token_stride = o.stride();
-    args.final_state = shape.final_state ? state_out.data() : nullptr;
+    args.final_state = shape.final_state ? state_out.Out(at) : nullptr;
     if (shape.normalize) {
-      args.q_hat = q_hat.data();
-      args.k_hat = k_hat.data();
-      args.q_rstd = q_rstd.data();
-      args.k_rstd = k_rstd.data();
+      args.q_hat = q_hat.Out(at);
+      args.k_hat = k_hat.Out(at);
+      args.q_rstd = q_rstd.Out(at);
+      args.k_rstd = k_rstd.Out(at);
     }
-    Execution execution(backend);
     size_t bytes = 0;
-    EXPECT_EQ(gdn_delta_rule_forward_workspace(execution.exec(), &args, &bytes), GDN_OK);
-    execution.SetWorkspace(bytes);
-    EXPECT_EQ(gdn_delta_rule_forward(execution.exec(), &args), GDN_OK) << gdn_last_error();
+    EXPECT_EQ(gdn_delta_rule_forward_workspace(at.exec(), &args, &bytes), GDN_OK);
+    at.SetWorkspace(bytes);
+    EXPECT_EQ(at.Call(gdn_delta_rule_forward, args), GDN_OK) << gdn_last_error();
     return {o.Take(tokens()),     state_out.Take("final_state"), q_hat.Take(tokens()),
             k_hat.Take(tokens()), q_rstd.Take("q_rstd"),         k_rstd.Take("k_rstd")};
   }
 
   // From the forward's own saved tensors.
-  RuleGradients Backward(const Backend& backend = kRef) const {
+  RuleGradients Backward(const Backend& backend = kRef,
+                         decltype(&gdn_delta_rule_backward) op = gdn_delta_rule_backward) const {
     const RuleOutputs saved = Forward();
     const auto doubles = [](const Floats& values) { return Doubles(values.begin(), values.end()); };
     const Rows q_in = In(shape.normalize ? doubles(saved.q_hat) : q, keys());
@@ -163,46 +167,46 @@ struct RuleProblem {
     Rows d_k(shape.d_dtype, all_tokens(), keys(), shape.pad);
     Rows d_v(shape.d_dtype, all_tokens(), values(), shape.pad);
     GuardedFloats d_g(tokens() * heads()), d_beta(tokens() * heads()), d_state(states());
+    Place at(backend);
     gdn_delta_rule_backward_args args{};
     args.tokens = all_tokens();
     args.sequences = n();
-    args.cu_seqlens = cu.data();
+    args.cu_seqlens = at.In(cu);
     args.key_heads = shape.key_heads;
     args.value_heads = heads();
     args.key_dim = shape.key_dim;
     args.value_dim = shape.value_dim;
-    args.q = q_in.data();
-    args.k = k_in.data();
-    args.q_rstd = shape.normalize ? saved.q_rstd.data() : nullptr;
-    args.k_rstd = shape.normalize ? saved.k_rstd.data() : nullptr;
-    args.v = v_in.data();
+    args.q = q_in.In(at);
+    args.k = k_in.In(at);
+    args.q_rstd = shape.normalize ? at.In(saved.q_rstd) : nullptr;
+    args.k_rstd = shape.normalize ? at.In(saved.k_rstd) : nullptr;
+    args.v = v_in.In(at);
     args.qkv_dtype = args.d_o_dtype = shape.dtype;
     args.q_token_stride = q_in.stride();
     args.k_token_stride = k_in.stride();
     args.v_token_stride = v_in.stride();
-    args.g = g_in.data();
-    args.beta = beta_in.data();
+    args.g = at.In(g_in);
+    args.beta = at.In(beta_in);
     args.scale = shape.scale;
     args.use_qk_l2norm = shape.normalize;
-    args.initial_state = shape.states ? state_in.data() : nullptr;
-    args.d_o = d_o_in.data();
+    args.initial_state = shape.states ? at.In(state_in) : nullptr;
+    args.d_o = d_o_in.In(at);
     args.d_o_token_stride = d_o_in.stride();
-    args.d_final_state = shape.states ? d_final_in.data() : nullptr;
-    args.d_q = d_q.data();
-    args.d_k = d_k.data();
-    args.d_v = d_v.data();
+    args.d_final_state = shape.states ? at.In(d_final_in) : nullptr;
+    args.d_q = d_q.Out(at);
+    args.d_k = d_k.Out(at);
+    args.d_v = d_v.Out(at);
     args.d_qkv_dtype = shape.d_dtype;
     args.d_q_token_stride = d_q.stride();
     args.d_k_token_stride = d_k.stride();
     args.d_v_token_stride = d_v.stride();
-    args.d_g = d_g.data();
-    args.d_beta = d_beta.data();
-    args.d_initial_state = d_state.data();
-    Execution execution(backend);
+    args.d_g = d_g.Out(at);
+    args.d_beta = d_beta.Out(at);
+    args.d_initial_state = d_state.Out(at);
     size_t bytes = 0;
-    EXPECT_EQ(gdn_delta_rule_backward_workspace(execution.exec(), &args, &bytes), GDN_OK);
-    execution.SetWorkspace(bytes);
-    EXPECT_EQ(gdn_delta_rule_backward(execution.exec(), &args), GDN_OK) << gdn_last_error();
+    EXPECT_EQ(gdn_delta_rule_backward_workspace(at.exec(), &args, &bytes), GDN_OK);
+    at.SetWorkspace(bytes);
+    EXPECT_EQ(at.Call(op, args), GDN_OK) << gdn_last_error();
     return {d_q.Take(tokens()), d_k.Take(tokens()),    d_v.Take(tokens()),
             d_g.Take("d_g"),    d_beta.Take("d_beta"), d_state.Take("d_initial_state")};
   }

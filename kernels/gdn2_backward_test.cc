@@ -86,7 +86,7 @@ TEST(Gdn2Backward, T18ScalarGatesAreTheGatedDeltaRule) {
 TEST(Gdn2Backward, D5StrongDecayStaysFinite) {
   Gdn2Problem p(RuleShape{}, true, 97);
   for (size_t i = 0; i < p.g.size(); i += 3) p.g[i] = -1000.0;
-  std::vector<Backend> backends = BackendsUnderTest();
+  std::vector<Backend> backends = PlacesUnderTest();
   backends.push_back(kRef);
   for (const Backend& backend : backends) {
     const Gdn2Gradients got = p.Backward(backend);
@@ -103,8 +103,8 @@ TEST(Gdn2Backward, K4NothingCrossesABoundary) {
   const Gdn2Problem p(RuleShape{}, false, 99);  // lengths 3, 0, 5, 1
   Gdn2Problem changed = p;
   for (int64_t i = 3 * p.values(); i < 8 * p.values(); ++i) changed.v[i] = changed.d_o[i] = 1e3;
-  const Gdn2Gradients before = p.Backward();
-  const Gdn2Gradients after = changed.Backward();
+  const Gdn2Gradients before = p.Backward(PlacesUnderTest()[0]);
+  const Gdn2Gradients after = changed.Backward(PlacesUnderTest()[0]);
   auto expect_same = [&](const Floats& a, const Floats& b, int64_t width) {
     EXPECT_EQ(Floats(a.begin(), a.begin() + 3 * width), Floats(b.begin(), b.begin() + 3 * width));
     EXPECT_EQ(Floats(a.begin() + 8 * width, a.end()), Floats(b.begin() + 8 * width, b.end()));
@@ -134,12 +134,12 @@ TEST(Gdn2Backward, EveryShapeMatchesRefWithAnyThreads) {
     shape.normalize = key_dim > 1;
     const Gdn2Problem p(shape, key_dim % 8 == 0, 113);
     const Gdn2Gradients expected = p.Backward();
-    const Gdn2Gradients got = p.Backward({"cpu", GDN_BACKEND_CPU, 0});
+    const Gdn2Gradients got = p.Backward(PlacesUnderTest()[0]);
     for (size_t i = 0; i < All(got).size(); ++i) {
       EXPECT_LE(Error(*All(got)[i], *All(expected)[i]), 4e-6) << key_dim << " gradient " << i;
     }
-    for (int32_t threads : {1, 2, 5}) {
-      const Gdn2Gradients again = p.Backward({"cpu", GDN_BACKEND_CPU, threads});
+    for (const Backend& backend : RepeatsUnderTest()) {
+      const Gdn2Gradients again = p.Backward(backend);
       for (size_t i = 0; i < All(got).size(); ++i) EXPECT_EQ(*All(again)[i], *All(got)[i]);
     }
   }
@@ -156,7 +156,7 @@ TEST(Gdn2Backward, EveryTypeMatchesRef) {
         Gdn2Problem p(shape, states, 115);
         p.gate_dtype = dtype;
         const Gdn2Gradients expected = p.Backward();
-        for (const Backend& backend : BackendsUnderTest()) {
+        for (const Backend& backend : PlacesUnderTest()) {
           const Gdn2Gradients got = p.Backward(backend);
           for (size_t i = 0; i < 7; ++i) {
             const double bound = i < 3 ? 2.0 * RoundingBound(d_dtype) : 4e-6;
@@ -225,7 +225,6 @@ TEST(Gdn2Backward, RefusesEveryDamagedArgument) {
       {"overlap", bad, [](Args& a) { a.v = a.d_v; }},
       {"overlap", bad, [](Args& a) { a.d_q = a.d_k; }}};
   ExpectRefusals<Args>(good, {&d_q, &d_k, &d_v, &gates}, gdn_gdn2_backward, cases);
-  ExpectNoCuda(good, gdn_gdn2_backward);
   Execution execution(kRef);
   EXPECT_EQ(gdn_gdn2_backward(execution.exec(), &good), GDN_WORKSPACE_TOO_SMALL);
 }

@@ -67,23 +67,23 @@ struct Problem {
     return {Rows(dtype, tokens, keys(), 3, f), Rows(dtype, tokens, keys(), 0, b),
             Rows(dtype, tokens, width, 1, w), ToFloats(a_log), ToFloats(dt_bias)};
   }
-  gdn2_gates_args Args(const Inputs& in) const {
+  gdn2_gates_args Args(Place& at, const Inputs& in) const {
     gdn2_gates_args args{};
     args.tokens = tokens;
     args.gate_heads = heads;
     args.key_dim = key_dim;
     args.write_width = width;
-    args.f = in.f.data();
-    args.b = in.b.data();
-    args.w = in.w.data();
+    args.f = in.f.In(at);
+    args.b = in.b.In(at);
+    args.w = in.w.In(at);
     args.fbw_dtype = dtype;
     args.f_token_stride = in.f.stride();
     args.b_token_stride = in.b.stride();
     args.w_token_stride = in.w.stride();
     args.decay = decay;
     args.lower_bound = decay == GDN2_DECAY_BOUNDED ? lower_bound : 0.0f;
-    args.a_log = with_a_log ? in.a_log.data() : nullptr;
-    args.dt_bias = with_dt_bias ? in.dt_bias.data() : nullptr;
+    args.a_log = with_a_log ? at.In(in.a_log) : nullptr;
+    args.dt_bias = with_dt_bias ? at.In(in.dt_bias) : nullptr;
     args.erase_scale = erase_scale;
     return args;
   }
@@ -92,13 +92,13 @@ struct Problem {
     const Inputs in = MakeInputs();
     GuardedFloats g(tokens * keys());
     Rows erase(gate_dtype, tokens + 1, keys(), 0), write(gate_dtype, tokens + 1, width, 0);
-    gdn2_gates_args args = Args(in);
-    args.g = g.data();
-    args.erase = erase.data();
-    args.write = write.data();
+    Place at(backend);
+    gdn2_gates_args args = Args(at, in);
+    args.g = g.Out(at);
+    args.erase = erase.Out(at);
+    args.write = write.Out(at);
     args.gate_dtype = gate_dtype;
-    Execution execution(backend);
-    EXPECT_EQ(gdn_gdn2_gates(execution.exec(), &args), GDN_OK) << gdn_last_error();
+    EXPECT_EQ(at.Call(gdn_gdn2_gates, args), GDN_OK) << gdn_last_error();
     return {g.Take("g"), erase.Take(tokens), write.Take(tokens)};
   }
 
@@ -109,18 +109,18 @@ struct Problem {
     Rows d_f(dtype, tokens + 1, keys(), 0), d_b(dtype, tokens + 1, keys(), 0);
     Rows d_w(dtype, tokens + 1, width, 0);
     GuardedFloats d_a_log(heads), d_dt_bias(keys());
+    Place at(backend);
     gdn2_gates_backward_args args{};
-    args.forward = Args(in);
-    args.d_g = d_g_in.data();
-    args.d_erase = d_erase_in.data();
-    args.d_write = d_write_in.data();
-    args.d_f = d_f.data();
-    args.d_b = d_b.data();
-    args.d_w = d_w.data();
-    args.d_a_log = with_a_log ? d_a_log.data() : nullptr;
-    args.d_dt_bias = with_dt_bias ? d_dt_bias.data() : nullptr;
-    Execution execution(backend);
-    EXPECT_EQ(gdn_gdn2_gates_backward(execution.exec(), &args), GDN_OK) << gdn_last_error();
+    args.forward = Args(at, in);
+    args.d_g = at.In(d_g_in);
+    args.d_erase = at.In(d_erase_in);
+    args.d_write = at.In(d_write_in);
+    args.d_f = d_f.Out(at);
+    args.d_b = d_b.Out(at);
+    args.d_w = d_w.Out(at);
+    args.d_a_log = with_a_log ? d_a_log.Out(at) : nullptr;
+    args.d_dt_bias = with_dt_bias ? d_dt_bias.Out(at) : nullptr;
+    EXPECT_EQ(at.Call(gdn_gdn2_gates_backward, args), GDN_OK) << gdn_last_error();
     return {d_f.Take(tokens), d_b.Take(tokens), d_w.Take(tokens), d_a_log.Take("d_a_log"),
             d_dt_bias.Take("d_dt_bias")};
   }
@@ -130,7 +130,7 @@ const int kUnknownDecay = 2;
 const std::vector<gdn2_decay> kDecays = {GDN2_DECAY_SOFTPLUS, GDN2_DECAY_BOUNDED};
 
 std::vector<Backend> AllBackends() {
-  std::vector<Backend> all = BackendsUnderTest();
+  std::vector<Backend> all = PlacesUnderTest();
   all.push_back(kRef);
   return all;
 }
@@ -238,14 +238,14 @@ TEST(Gdn2Gates, LongSequencesMatchRefWithAnyThreads) {
     for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
       const Problem p(decay, 111, 200, 3, 37, 65, dtype);
       const Gradients expected = p.Backward();
-      const Gradients got = p.Backward({"cpu", GDN_BACKEND_CPU, 0});
+      const Gradients got = p.Backward(PlacesUnderTest()[0]);
       EXPECT_LE(Error(got.f, expected.f), 2.0 * RoundingBound(dtype));
       EXPECT_LE(Error(got.b, expected.b), 2.0 * RoundingBound(dtype));
       EXPECT_LE(Error(got.w, expected.w), 2.0 * RoundingBound(dtype));
       EXPECT_LE(Error(got.a_log, expected.a_log), 4e-6);
       EXPECT_LE(Error(got.dt_bias, expected.dt_bias), 4e-6);
-      for (int32_t threads : {1, 2, 5}) {
-        const Gradients again = p.Backward({"cpu", GDN_BACKEND_CPU, threads});
+      for (const Backend& backend : RepeatsUnderTest()) {
+        const Gradients again = p.Backward(backend);
         EXPECT_EQ(again.f, got.f);
         EXPECT_EQ(again.w, got.w);
         EXPECT_EQ(again.a_log, got.a_log);
@@ -323,8 +323,6 @@ TEST(Gdn2Gates, RefusesEveryDamagedArgument) {
         {input.name, input.status, [&](Backward& a) { input.damage(a.forward); }});
   }
   ExpectRefusals<Backward>(backward, {&out}, gdn_gdn2_gates_backward, backward_cases);
-  ExpectNoCuda(good, gdn_gdn2_gates);
-  ExpectNoCuda(backward, gdn_gdn2_gates_backward);
 }
 
 }  // namespace

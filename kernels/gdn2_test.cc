@@ -14,7 +14,7 @@ namespace gdn::kernels {
 namespace {
 
 std::vector<Backend> AllBackends() {
-  std::vector<Backend> all = BackendsUnderTest();
+  std::vector<Backend> all = PlacesUnderTest();
   all.push_back(kRef);
   return all;
 }
@@ -165,20 +165,17 @@ std::pair<Floats, Tensor> OnSlots(const Backend& backend, const Gdn2Problem& p, 
     }
   }
   Rows o(GDN_F32, p.all_tokens(), p.values(), p.shape.pad);
-  gdn2_args args = p.Args(q, k, v, g, erase, write);
+  Place at(backend);
+  gdn2_args args = p.Args(at, q, k, v, g, erase, write);
   if (step) args.cu_seqlens = nullptr;
-  args.state = pool.data();
+  args.state = at.Out(pool);
   args.state_slot_stride = stride;
-  args.read_index = slots.read.data();
-  args.write_index = slots.write.data();
-  args.fresh = slots.fresh.data();
-  args.o = o.data();
+  args.read_index = at.In(slots.read);
+  args.write_index = at.In(slots.write);
+  args.fresh = at.In(slots.fresh);
+  args.o = o.Out(at);
   args.o_token_stride = o.stride();
-  Execution execution(backend);
-  EXPECT_EQ(
-      step ? gdn_gdn2_step(execution.exec(), &args) : gdn_gdn2_prefill(execution.exec(), &args),
-      GDN_OK)
-      << gdn_last_error();
+  EXPECT_EQ(at.Call(step ? gdn_gdn2_step : gdn_gdn2_prefill, args), GDN_OK) << gdn_last_error();
   return {o.Take(p.tokens()), pool};
 }
 
@@ -239,11 +236,11 @@ TEST(Gdn2, X1EveryDimensionMatchesRef) {
     shape.value_dim = value_dim;
     const Gdn2Problem p(shape, value_dim % 2 == 0, 83);
     const RuleOutputs expected = p.Forward();
-    const RuleOutputs one = p.Forward({"cpu", GDN_BACKEND_CPU, 0});
+    const RuleOutputs one = p.Forward(PlacesUnderTest()[0]);
     EXPECT_LE(Error(one.o, expected.o), 2e-6) << key_dim << " " << value_dim;
     EXPECT_LE(Error(one.state, expected.state), 2e-6) << key_dim << " " << value_dim;
-    for (int32_t threads : {1, 2, 5}) {  // X9
-      const RuleOutputs again = p.Forward({"cpu", GDN_BACKEND_CPU, threads});
+    for (const Backend& backend : RepeatsUnderTest()) {  // X9
+      const RuleOutputs again = p.Forward(backend);
       EXPECT_EQ(again.o, one.o);
       EXPECT_EQ(again.state, one.state);
     }
@@ -335,7 +332,6 @@ TEST(Gdn2, RefusesEveryDamagedArgument) {
       {"read_index", bad, [](Args& a) { a.read_index = nullptr; }},
       {"write_index", bad, [](Args& a) { a.write_index = nullptr; }}};
   for (auto* call : {gdn_gdn2_step, gdn_gdn2_prefill}) {
-    ExpectNoCuda(good, call);
     o = Tensor(GDN_F32, 40);
     state = Tensor(GDN_F32, 320);
     good.o = o.data();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/place_test_util.h"
 #include "kernels/recurrence_test_util.h"
 
 namespace gdn::kernels {
@@ -60,6 +61,7 @@ class GuardedFloats {
   explicit GuardedFloats(int64_t size)
       : size_(static_cast<size_t>(size)), values_(size_ + kGuard, NAN) {}
   float* data() { return values_.data(); }
+  float* Out(Place& place) { return place.Out(values_.data(), values_.size()); }
   // The values; complains where the canaries changed.
   Floats Take(const char* name) const {
     for (size_t i = size_; i < values_.size(); ++i) {

@@ -1,8 +1,9 @@
 # The linear op: both back ends, its tests and its benchmark; included by
 # CMakeLists.txt after cuda.cmake.
 
-target_sources(gdn_kernels PRIVATE capi/linear.cc ref/linear.cc)
-gdn_test(kernels_linear_op_test SRCS linear_op_test.cc DEPS gdn_kernels hwy::hwy)
+target_sources(gdn_kernels PRIVATE
+  capi/linear.cc capi/linear_argmax.cc ref/linear.cc ref/linear_argmax.cc)
+gdn_test(kernels_linear_op_test SRCS linear_argmax_test.cc linear_op_test.cc DEPS gdn_kernels hwy::hwy)
 
 if(NOT GDN_CUDA)
   return()
@@ -12,7 +13,7 @@ if(GDN_TESTS)
 endif()
 
 target_sources(gdn_kernels PRIVATE
-  cuda/cublaslt_loader.cc cuda/linear.cc cuda/linear_lt.cc cuda/linear_rows.cu
+  cuda/cublaslt_loader.cc cuda/linear.cc cuda/linear_argmax.cu cuda/linear_lt.cc cuda/linear_rows.cu
   cuda/linear_skinny.cu cuda/linear_tile.cu cuda/linear_wide.cu cuda/tensor_map.cc)
 # Where the loader looks for cuBLASLt last.
 set_source_files_properties(cuda/cublaslt_loader.cc PROPERTIES COMPILE_DEFINITIONS
@@ -20,7 +21,7 @@ set_source_files_properties(cuda/cublaslt_loader.cc PROPERTIES COMPILE_DEFINITIO
 target_link_libraries(gdn_kernels PUBLIC ${CMAKE_DL_LIBS})
 target_link_libraries(gdn_kernels_shared PRIVATE ${CMAKE_DL_LIBS})
 
-gdn_test(kernels_linear_cuda_test SRCS cuda/linear_test.cc DEPS gdn_kernels
+gdn_test(kernels_linear_cuda_test SRCS cuda/linear_argmax_test.cc cuda/linear_test.cc DEPS gdn_kernels
   LABELS gpu TIMEOUT 300)
 
 if(GDN_BENCH)

@@ -2,7 +2,8 @@
 // cuBLASLt's best algorithm for the bare product, all measured in the same run.
 //
 // Every layer has its own weights; a CUDA graph holds one call per layer, and a figure is the
-// median over its replays divided by the calls. GB/s counts the weights alone, once per call. Last,
+// median over its replays divided by the calls. GB/s counts the weights alone, once per call; the
+// head also in its greedy form (linear_argmax). Last,
 // the four products of a layer in a chain, as a decode step has them.
 //
 // usage: linear_cuda_bench [--rows=1,4,...] [--shapes=in,out,gate_up,down,head] [--no-lt]
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "gdn/kernels/linear.h"
+#include "gdn/kernels/linear_argmax.h"
 #include "kernels/bench/cuda_bench.h"
 
 namespace {
@@ -84,6 +86,8 @@ class Bench {
     Must(cudaMalloc(&norm_weight_, kMaxK * 4), "norm weight");
     FillUniform<<<8, 256, 0, stream_>>>(norm_weight_, kMaxK, -1.0f, 1.0f);
     Must(cudaMalloc(&workspace_, kWorkspaceBytes), "workspace");
+    Must(cudaMalloc(&positions_, kMostArgmaxRows * 8), "positions");
+    Must(cudaMemsetAsync(positions_, 0, kMostArgmaxRows * 8, stream_), "positions");
     const int64_t max_rows = *std::max_element(options.rows.begin(), options.rows.end());
     Must(cudaMalloc(&x32_, max_rows * kMaxK * 4), "x");
     FillUniform<<<256, 256, 0, stream_>>>(x32_, max_rows * kMaxK, -1.0f, 1.0f);
@@ -105,6 +109,9 @@ class Bench {
           continue;
         }
         for (const int64_t rows : options_.rows) Single(product, rows);
+        if (std::string(product.name) == "head") {
+          for (const int64_t rows : options_.rows) Argmax(product, rows);
+        }
       }
     }
     if (options_.chain) {
@@ -117,6 +124,7 @@ class Bench {
  private:
   static constexpr int64_t kPoolBytes = int64_t{1200} << 20;
   static constexpr int64_t kMaxK = 4096;
+  static constexpr int64_t kMostArgmaxRows = 256;
   static constexpr size_t kWorkspaceBytes = size_t{256} << 20;
 
   // Median microseconds of a replay of what `enqueue` puts into a graph.
@@ -201,6 +209,42 @@ class Bench {
     std::printf("%-8s %5lld | %9.2f %9.2f %9.0f %7.1f | %9.2f %9.0f\n", product.name,
                 static_cast<long long>(rows), us[0], us[1], bytes / best * 1e-3,
                 100e-3 * bytes / best / read_, lt, lt > 0.0 ? bytes / lt * 1e-3 : 0.0);
+    std::fflush(stdout);
+  }
+
+  // The head that chooses greedily and keeps no logits.
+  void Argmax(const Product& product, int64_t rows) {
+    gdn_linear_argmax_args args{};
+    args.rows = rows;
+    args.n = product.n;
+    args.k = product.k;
+    args.x = x32_;
+    args.x_dtype = GDN_F32;
+    args.x_row_stride = product.k;
+    args.norm_weight = norm_weight_;
+    args.norm_eps = 1e-6f;
+    args.weight_dtype = GDN_BF16;
+    args.position = positions_;
+    args.token = reinterpret_cast<int32_t*>(y_);
+    args.logprob = y_ + rows;
+    const gdn_exec exec = Exec();
+    size_t bytes = 0;
+    if (gdn_linear_argmax_workspace(&exec, &args, &bytes) != GDN_OK) return;
+    double us[2];
+    for (const int early : {0, 1}) {
+      args.early_start = early;
+      const auto enqueue = [&] {
+        for (int layer = 0; layer < product.layers; ++layer) {
+          args.weight = weights_ + layer * product.n * product.k;
+          Must(gdn_linear_argmax(&exec, &args));
+        }
+      };
+      us[early] = Time(enqueue, options_.replays) / product.layers;
+    }
+    const double weight_bytes = 2.0 * static_cast<double>(product.n * product.k);
+    const double best = std::min(us[0], us[1]);
+    std::printf("%-8s %5lld | %9.2f %9.2f %9.0f %7.1f |\n", "argmax", static_cast<long long>(rows),
+                us[0], us[1], weight_bytes / best * 1e-3, 100e-3 * weight_bytes / best / read_);
     std::fflush(stdout);
   }
 
@@ -309,6 +353,7 @@ class Bench {
   uint16_t* x16_ = nullptr;
   float* y_ = nullptr;
   void* workspace_ = nullptr;
+  int64_t* positions_ = nullptr;
   double read_ = 0.0;
 };
 

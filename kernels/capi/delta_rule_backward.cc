@@ -21,6 +21,9 @@ gdn_status CheckGates(const char* op, const gdn_delta_rule_backward_args& args) 
 }
 
 size_t Needed(const gdn_exec& exec, const gdn_delta_rule_backward_args& args) {
+#ifdef GDN_HAS_CUDA
+  if (exec.backend == GDN_BACKEND_CUDA) return gdn::cuda::DeltaRuleBackwardWorkspace(args);
+#endif
   return exec.backend == GDN_BACKEND_CPU ? gdn::cpu::DeltaRuleBackwardWorkspace(exec, args)
                                          : gdn::ref::DeltaRuleBackwardWorkspace(args);
 }
@@ -31,7 +34,7 @@ gdn_status gdn_delta_rule_backward_workspace(const gdn_exec* exec,
                                              const gdn_delta_rule_backward_args* args,
                                              size_t* bytes) {
   constexpr char kOp[] = "delta_rule_backward_workspace";
-  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "bytes", bytes));
   GDN_RETURN_IF_ERROR(CheckShape(kOp, *args));
   *bytes = Needed(*exec, *args);
@@ -40,9 +43,9 @@ gdn_status gdn_delta_rule_backward_workspace(const gdn_exec* exec,
 
 gdn_status gdn_delta_rule_backward(const gdn_exec* exec, const gdn_delta_rule_backward_args* args) {
   constexpr char kOp[] = "delta_rule_backward";
-  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckShape(kOp, *args));
-  GDN_RETURN_IF_ERROR(CheckRuleBackward(kOp, *args, CheckGates));
+  GDN_RETURN_IF_ERROR(CheckRuleBackward(kOp, exec->backend, *args, CheckGates));
   GDN_RETURN_IF_ERROR(CheckWorkspace(kOp, *exec, Needed(*exec, *args)));
-  GDN_DISPATCH_HOST(exec, args, DeltaRuleBackward);
+  GDN_DISPATCH(exec, args, DeltaRuleBackward);
 }

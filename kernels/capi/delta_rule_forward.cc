@@ -24,7 +24,7 @@ gdn_status CheckShape(const char* op, const gdn_delta_rule_forward_args& args) {
   return CheckElementType(op, "o_dtype", args.o_dtype);
 }
 
-gdn_status Check(const gdn_delta_rule_forward_args& args) {
+gdn_status Check(gdn_backend backend, const gdn_delta_rule_forward_args& args) {
   GDN_RETURN_IF_ERROR(CheckShape(kOp, args));
   const int64_t keys = args.key_heads * args.key_dim;
   const int64_t values = args.value_heads * args.value_dim;
@@ -35,8 +35,10 @@ gdn_status Check(const gdn_delta_rule_forward_args& args) {
   GDN_CHECK_ARG(std::isfinite(args.scale), GDN_INVALID_ARGUMENT, "%s: scale must be finite, got %g",
                 kOp, static_cast<double>(args.scale));
   if (args.sequences == 0) return GDN_OK;
-  GDN_RETURN_IF_ERROR(CheckCuSeqlens(kOp, args.cu_seqlens, args.sequences));
-  if (args.cu_seqlens[args.sequences] == 0) return GDN_OK;
+  int64_t tokens = 0;
+  GDN_RETURN_IF_ERROR(
+      CheckCuSeqlensOf(kOp, backend, args.cu_seqlens, args.sequences, /*unknown=*/1, &tokens));
+  if (tokens == 0) return GDN_OK;
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "q", args.q));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "k", args.k));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "v", args.v));
@@ -54,24 +56,29 @@ gdn_status Check(const gdn_delta_rule_forward_args& args) {
   return GDN_OK;
 }
 
+size_t Needed(const gdn_exec& exec, const gdn_delta_rule_forward_args& args) {
+#ifdef GDN_HAS_CUDA
+  if (exec.backend == GDN_BACKEND_CUDA) return gdn::cuda::DeltaRuleForwardWorkspace(args);
+#endif
+  return exec.backend == GDN_BACKEND_CPU ? gdn::cpu::DeltaRuleForwardWorkspace(exec, args) : 0;
+}
+
 }  // namespace
 
 gdn_status gdn_delta_rule_forward_workspace(const gdn_exec* exec,
                                             const gdn_delta_rule_forward_args* args,
                                             size_t* bytes) {
   constexpr char kQuery[] = "delta_rule_forward_workspace";
-  GDN_RETURN_IF_ERROR(CheckHostExec(kQuery, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kQuery, exec, args));
   GDN_RETURN_IF_ERROR(CheckPointer(kQuery, "bytes", bytes));
   GDN_RETURN_IF_ERROR(CheckShape(kQuery, *args));
-  *bytes = exec->backend == GDN_BACKEND_CPU ? gdn::cpu::DeltaRuleForwardWorkspace(*exec, *args) : 0;
+  *bytes = Needed(*exec, *args);
   return GDN_OK;
 }
 
 gdn_status gdn_delta_rule_forward(const gdn_exec* exec, const gdn_delta_rule_forward_args* args) {
-  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
-  GDN_RETURN_IF_ERROR(Check(*args));
-  if (exec->backend != GDN_BACKEND_CPU) return gdn::ref::DeltaRuleForward(*exec, *args);
-  GDN_RETURN_IF_ERROR(
-      CheckWorkspace(kOp, *exec, gdn::cpu::DeltaRuleForwardWorkspace(*exec, *args)));
-  return gdn::cpu::DeltaRuleForward(*exec, *args);
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(Check(exec->backend, *args));
+  GDN_RETURN_IF_ERROR(CheckWorkspace(kOp, *exec, Needed(*exec, *args)));
+  GDN_DISPATCH(exec, args, DeltaRuleForward);
 }

@@ -27,14 +27,18 @@ gdn_status CheckTypesAndStrides(const char* op, const gdn2_args& args) {
   return CheckStride(op, "state_slot_stride", args.state_slot_stride, values * args.key_dim);
 }
 
-gdn_status Check(const char* op, const gdn2_args& args, bool prefill) {
+gdn_status Check(const char* op, gdn_backend backend, const gdn2_args& args, bool prefill) {
   GDN_RETURN_IF_ERROR(CheckGdn2Shape(op, args));
   GDN_RETURN_IF_ERROR(CheckTypesAndStrides(op, args));
   GDN_CHECK_ARG(std::isfinite(args.scale), GDN_INVALID_ARGUMENT, "%s: scale must be finite, got %g",
                 op, static_cast<double>(args.scale));
   if (args.sequences == 0) return GDN_OK;
-  if (prefill) GDN_RETURN_IF_ERROR(CheckCuSeqlens(op, args.cu_seqlens, args.sequences));
-  if (!prefill || args.cu_seqlens[args.sequences] > 0) {
+  int64_t tokens = args.sequences;
+  if (prefill) {
+    GDN_RETURN_IF_ERROR(
+        CheckCuSeqlensOf(op, backend, args.cu_seqlens, args.sequences, /*unknown=*/1, &tokens));
+  }
+  if (tokens > 0) {
     GDN_RETURN_IF_ERROR(CheckPointer(op, "q", args.q));
     GDN_RETURN_IF_ERROR(CheckPointer(op, "k", args.k));
     GDN_RETURN_IF_ERROR(CheckPointer(op, "v", args.v));
@@ -52,14 +56,14 @@ gdn_status Check(const char* op, const gdn2_args& args, bool prefill) {
 
 gdn_status gdn_gdn2_step(const gdn_exec* exec, const gdn2_args* args) {
   constexpr char kOp[] = "gdn2_step";
-  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
-  GDN_RETURN_IF_ERROR(Check(kOp, *args, /*prefill=*/false));
-  GDN_DISPATCH_HOST(exec, args, Gdn2Step);
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(Check(kOp, exec->backend, *args, /*prefill=*/false));
+  GDN_DISPATCH(exec, args, Gdn2Step);
 }
 
 gdn_status gdn_gdn2_prefill(const gdn_exec* exec, const gdn2_args* args) {
   constexpr char kOp[] = "gdn2_prefill";
-  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
-  GDN_RETURN_IF_ERROR(Check(kOp, *args, /*prefill=*/true));
-  GDN_DISPATCH_HOST(exec, args, Gdn2Prefill);
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(Check(kOp, exec->backend, *args, /*prefill=*/true));
+  GDN_DISPATCH(exec, args, Gdn2Prefill);
 }

@@ -24,6 +24,9 @@ gdn_status CheckGates(const char* op, const gdn2_backward_args& args) {
 }
 
 size_t Needed(const gdn_exec& exec, const gdn2_backward_args& args) {
+#ifdef GDN_HAS_CUDA
+  if (exec.backend == GDN_BACKEND_CUDA) return gdn::cuda::Gdn2BackwardWorkspace(args);
+#endif
   return exec.backend == GDN_BACKEND_CPU ? gdn::cpu::Gdn2BackwardWorkspace(exec, args)
                                          : gdn::ref::Gdn2BackwardWorkspace(args);
 }
@@ -33,7 +36,7 @@ size_t Needed(const gdn_exec& exec, const gdn2_backward_args& args) {
 gdn_status gdn_gdn2_backward_workspace(const gdn_exec* exec, const gdn2_backward_args* args,
                                        size_t* bytes) {
   constexpr char kOp[] = "gdn2_backward_workspace";
-  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "bytes", bytes));
   GDN_RETURN_IF_ERROR(CheckShape(kOp, *args));
   *bytes = Needed(*exec, *args);
@@ -42,9 +45,9 @@ gdn_status gdn_gdn2_backward_workspace(const gdn_exec* exec, const gdn2_backward
 
 gdn_status gdn_gdn2_backward(const gdn_exec* exec, const gdn2_backward_args* args) {
   constexpr char kOp[] = "gdn2_backward";
-  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckShape(kOp, *args));
-  GDN_RETURN_IF_ERROR(CheckRuleBackward(kOp, *args, CheckGates));
+  GDN_RETURN_IF_ERROR(CheckRuleBackward(kOp, exec->backend, *args, CheckGates));
   GDN_RETURN_IF_ERROR(CheckWorkspace(kOp, *exec, Needed(*exec, *args)));
-  GDN_DISPATCH_HOST(exec, args, Gdn2Backward);
+  GDN_DISPATCH(exec, args, Gdn2Backward);
 }

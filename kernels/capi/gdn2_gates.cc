@@ -77,14 +77,14 @@ gdn_status CheckBackward(const char* op, const gdn2_gates_backward_args& args) {
 
 gdn_status gdn_gdn2_gates(const gdn_exec* exec, const gdn2_gates_args* args) {
   constexpr char kOp[] = "gdn2_gates";
-  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(Check(kOp, *args));
-  GDN_DISPATCH_HOST(exec, args, Gdn2Gates);
+  GDN_DISPATCH(exec, args, Gdn2Gates);
 }
 
 gdn_status gdn_gdn2_gates_backward(const gdn_exec* exec, const gdn2_gates_backward_args* args) {
   constexpr char kOp[] = "gdn2_gates_backward";
-  GDN_RETURN_IF_ERROR(CheckHostExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckBackward(kOp, *args));
-  GDN_DISPATCH_HOST(exec, args, Gdn2GatesBackward);
+  GDN_DISPATCH(exec, args, Gdn2GatesBackward);
 }

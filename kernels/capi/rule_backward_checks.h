@@ -50,14 +50,15 @@ gdn_status CheckRuleBackwardBuffers(const char* op, const Args& args) {
 
 // After the shape. `own_buffers` checks the pointers that only this op has.
 template <typename Args>
-gdn_status CheckRuleBackward(const char* op, const Args& args,
+gdn_status CheckRuleBackward(const char* op, gdn_backend backend, const Args& args,
                              gdn_status (*own_buffers)(const char*, const Args&)) {
   GDN_RETURN_IF_ERROR(CheckRuleBackwardStrides(op, args));
   GDN_CHECK_ARG(std::isfinite(args.scale), GDN_INVALID_ARGUMENT, "%s: scale must be finite, got %g",
                 op, static_cast<double>(args.scale));
   if (args.sequences == 0) return GDN_OK;
-  GDN_RETURN_IF_ERROR(CheckCuSeqlens(op, args.cu_seqlens, args.sequences));
-  const int64_t used = args.cu_seqlens[args.sequences];
+  int64_t used = 0;
+  GDN_RETURN_IF_ERROR(
+      CheckCuSeqlensOf(op, backend, args.cu_seqlens, args.sequences, args.tokens, &used));
   GDN_CHECK_ARG(used <= args.tokens, GDN_INVALID_ARGUMENT,
                 "%s: cu_seqlens must end at tokens %lld or before, got %lld", op,
                 static_cast<long long>(args.tokens), static_cast<long long>(used));

@@ -22,6 +22,23 @@ inline gdn_status CheckCuSeqlens(const char* op, const int32_t* cu_seqlens, int6
   return GDN_OK;
 }
 
+// On a GPU cu_seqlens lives there and cannot be read here: the kernels rely on its contract. `last`
+// is its last element, or `unknown`.
+inline gdn_status CheckCuSeqlensOf(const char* op, gdn_backend backend, const int32_t* cu_seqlens,
+                                   int64_t sequences, int64_t unknown, int64_t* last) {
+  *last = unknown;
+  if (backend == GDN_BACKEND_CUDA) {
+    GDN_CHECK_ARG(cu_seqlens != nullptr, GDN_INVALID_ARGUMENT, "%s: cu_seqlens must not be NULL",
+                  op);
+    return GDN_OK;
+  }
+  if (const gdn_status status = CheckCuSeqlens(op, cu_seqlens, sequences); status != GDN_OK) {
+    return status;
+  }
+  *last = cu_seqlens[sequences];
+  return GDN_OK;
+}
+
 }  // namespace gdn::kernels
 
 #endif  // KERNELS_CAPI_SEQUENCES_H_

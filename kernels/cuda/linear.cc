@@ -1,7 +1,7 @@
-// Which kernels run. Few rows take one launch of the skinny product, some tens the wide one, more
-// cuBLASLt, with the norm before and, for cuBLASLt, the gate after it as kernels of their own. With
-// batch_invariant all rows take the wide product, or where it cannot run the skinny one and the
-// tile product, which gives the same bits; so do few rows before sm_90.
+// Which kernels run. Few rows take one launch of the skinny product, some tens (with a gate, some
+// hundreds) the wide one, more cuBLASLt, with the norm before and, for cuBLASLt, the gate after it
+// as kernels of their own. With batch_invariant all rows take the wide product, or where it cannot
+// run the skinny one and the tile product, which gives the same bits; so do few rows before sm_90.
 #include "gdn/kernels/linear.h"
 
 #include <algorithm>
@@ -22,9 +22,10 @@ constexpr char kOp[] = "linear";
 constexpr char kPlanOp[] = "linear_plan_create";
 constexpr size_t kAlignment = 256;
 
-// Rows that the tile product and cuBLASLt take at once: it bounds the workspace, and more would not
-// be faster.
-constexpr int64_t kPassRows = 1024;
+// Rows that a product takes at once, which bounds the workspace; fewer where p, in FP32, is a part
+// of it.
+constexpr int64_t kPassRows = 8192;
+constexpr int64_t kGatePassRows = 1024;
 // Where the wide product is the fastest.
 constexpr int64_t kFewestWideRows = 9;
 constexpr int64_t kMostWideRows = 64;
@@ -42,11 +43,16 @@ enum class Path { kSkinny, kTile, kWide, kLt };
 
 Path PathFor(const Plan& plan, int64_t rows) {
   const bool invariant = plan.shape.batch_invariant != 0;
-  const bool wide_is_best = rows >= kFewestWideRows && rows <= kMostWideRows &&
-                            kernels::LinearOutputs(plan.shape) <= kMostWideOutputs;
+  const bool wide_is_best = rows >= kFewestWideRows &&
+                            kernels::LinearOutputs(plan.shape) <= kMostWideOutputs &&
+                            (rows <= kMostWideRows || plan.shape.kind == GDN_LINEAR_SILU_MUL);
   if (plan.wide && (invariant || wide_is_best)) return Path::kWide;
   if (rows <= plan.skinny_rows) return Path::kSkinny;
   return invariant || rows <= kLinearSkinnyRows ? Path::kTile : Path::kLt;
+}
+
+int64_t PassRows(const Plan& plan, Path path) {
+  return path == Path::kLt && plan.shape.kind == GDN_LINEAR_SILU_MUL ? kGatePassRows : kPassRows;
 }
 
 bool NeedsRowsKernel(const gdn_linear_args& args) {
@@ -65,11 +71,12 @@ struct WideWorkspace {
 };
 WideWorkspace WideWorkspaceFor(const Plan& plan, int64_t call_rows) {
   const gdn_linear_shape& shape = plan.shape;
-  const int64_t rows = std::min(call_rows, kPassRows);
+  const Path path = PathFor(plan, call_rows);
+  const int64_t rows = std::min(call_rows, PassRows(plan, path));
   const auto aligned = [](int64_t bytes) {
     return (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
   };
-  const bool lt = PathFor(plan, call_rows) == Path::kLt;
+  const bool lt = path == Path::kLt;
   const bool gate = shape.kind == GDN_LINEAR_SILU_MUL;
   WideWorkspace workspace;
   workspace.p = aligned(rows * shape.k * kernels::SizeOf(shape.weight_dtype));
@@ -190,8 +197,9 @@ gdn_status Lt(const gdn_exec& exec, const gdn_linear_args& args, const Plan& pla
   const WideWorkspace offsets = WideWorkspaceFor(plan, args.rows);
   char* const workspace = static_cast<char*>(exec.workspace);
   char* const p = workspace + offsets.p;
-  for (int64_t row = 0; row < args.rows; row += kPassRows) {
-    const int64_t rows = std::min(kPassRows, args.rows - row);
+  const int64_t pass_rows = PassRows(plan, Path::kLt);
+  for (int64_t row = 0; row < args.rows; row += pass_rows) {
+    const int64_t rows = std::min(pass_rows, args.rows - row);
     PreparedRows n;
     GDN_RETURN_IF_ERROR(PrepareRows(exec, args, row, rows, &n));
     LtProduct product = {};
@@ -253,7 +261,7 @@ gdn_status MakeLinearPlan(const gdn_linear_shape& shape, std::unique_ptr<gdn_lin
     lt.y_dtype = shape.kind == GDN_LINEAR_SILU_MUL ? GDN_F32 : shape.y_dtype;
     lt.accumulate = shape.accumulate != 0;
     lt.min_rows = kLinearSkinnyRows + 1;
-    lt.max_rows = std::min(shape.max_rows, kPassRows);
+    lt.max_rows = std::min(shape.max_rows, PassRows(*plan, Path::kLt));
     GDN_RETURN_IF_ERROR(plan->lt.Init(lt));
   }
   *made = std::move(plan);

@@ -112,7 +112,7 @@ std::vector<LinearCase> ModelCases(int64_t hidden, int64_t values, int64_t mlp) 
 }
 
 TEST_F(LinearCuda, MatchesRefForEveryNumberOfRows) {
-  for (const int64_t rows : {1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 33, 64, 130, 256, 300}) {
+  for (const int64_t rows : {1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 33, 64, 130, 256, 300, 800}) {
     for (LinearCase c : ModelCases(128, 64, 96)) {
       c.rows = rows;
       for (const bool early : {false, true}) {
@@ -124,6 +124,26 @@ TEST_F(LinearCuda, MatchesRefForEveryNumberOfRows) {
         ExpectMatchesRef(c);
       }
     }
+  }
+}
+
+// Blocks of 256 rows, several along both sides, and more rows than a pass takes.
+TEST_F(LinearCuda, MatchesRefForManyRows) {
+  for (const gdn_linear_kind kind : {GDN_LINEAR_PLAIN, GDN_LINEAR_SILU_MUL}) {
+    LinearCase c;
+    c.kind = kind;
+    c.rows = 1300;
+    c.n = 400;
+    c.k = 520;
+    c.batch_invariant = kind == GDN_LINEAR_PLAIN;
+    ExpectMatchesRef(c);
+    c.rows = 8200;
+    c.n = 48;
+    c.k = 16;
+    c.x_dtype = GDN_F32;
+    c.norm = true;
+    c.early_start = true;
+    ExpectMatchesRef(c);
   }
 }
 

@@ -1,10 +1,12 @@
 // The wide product. y^T = w n^T by the matrix instructions of sm_90a, so that the M of an
 // instruction, always 64, lies along the weight, and its N along the rows of n, few or many.
 //
-// A block multiplies 64 rows of the weight (with a gate 32 of gate and 32 of up) by 32, 64 or 128
-// rows of n. Both come by the copy engine through rings of their own in shared memory: the weight's
+// A block multiplies 64 rows of the weight (with a gate 32 of gate and 32 of up) by 16 to 256 rows
+// of n. Both come by the copy engine through rings of their own in shared memory: the weight's
 // fills while the kernel before this one still runs (early_start), and since two blocks fit into a
-// multiprocessor, the kernel after this one does the same meanwhile: the memory never rests.
+// multiprocessor, the kernel after this one does the same meanwhile: the memory never rests. With
+// many rows of n what a multiprocessor takes in counts for more: a block then has 128 rows of the
+// weight, in two groups of warps, and the multiprocessor for itself.
 //
 // Blocks of a cluster share what they read: one fetches rows of n, or of the weight, for several.
 // Where the weight has few rows the blocks of a cluster divide K, and each adds up some of the
@@ -12,16 +14,23 @@
 #include "kernels/cuda/linear_wide.cuh"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
 
 namespace gdn::cuda {
 namespace linear {
 namespace {
 
-// Two blocks a multiprocessor; each also takes 1 KiB for the system, its barriers, and up to the
-// alignment of its slots.
-constexpr int kWideSharedBytes = 110 * 1024;
+// Two blocks a multiprocessor, or one; each also takes 1 KiB for the system, its barriers, and up
+// to the alignment of its slots.
+constexpr int WideSharedBytes(int groups) { return (groups == 1 ? 110 : 224) * 1024; }
+constexpr int WideColumns(int groups) { return groups * kGroupColumns; }
+constexpr int WideWeightBytes(int groups) { return WideColumns(groups) * kWideStageBytes; }
 
 constexpr int kMostSplits = 8;
+// From here on enough blocks of 256 rows are full.
+constexpr int64_t kFewestRowsOfLargeBlocks = 768;
 
 int CeilDiv(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
@@ -30,60 +39,77 @@ int WeightRows(const LinearWideArgs& args) {
 }
 
 int SumsBytes(const LinearWideTiling& tiling) {
-  return tiling.splits * kWideColumns * (tiling.rows / tiling.splits + 2) * 4;
+  return tiling.splits * WideColumns(tiling.groups) * (tiling.rows / tiling.splits + 2) * 4;
 }
 
 }  // namespace
 
-template <typename W, int kRows, bool kGate, int kSplits>
-cudaError_t LaunchTile(const LinearWideArgs& args, const LinearWideTiling& tiling,
-                       const LinearWideParams& params, cudaStream_t stream) {
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = static_cast<unsigned>(tiling.share_n);
-  attributes[0].val.clusterDim.y = static_cast<unsigned>(tiling.share_w);
-  attributes[0].val.clusterDim.z = static_cast<unsigned>(tiling.splits);
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  const auto whole = [](int count, int size) { return (count + size - 1) / size * size; };
-  cudaLaunchConfig_t config = {};
-  config.gridDim.x =
-      static_cast<unsigned>(whole(CeilDiv(WeightRows(args), kWideColumns), tiling.share_n));
-  config.gridDim.y = static_cast<unsigned>(whole(CeilDiv(args.rows, kRows), tiling.share_w));
-  config.gridDim.z = static_cast<unsigned>(tiling.splits);
-  config.blockDim = kWideThreads;
-  config.dynamicSmemBytes = kWideSharedBytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = args.early_start ? 2 : 1;
-  return cudaLaunchKernelEx(&config, WideKernel<W, kRows, kGate, kSplits>, params);
-}
+template <typename W, int kRows, bool kGate, int kSplits, int kGroups>
+struct WideLauncher {
+  static constexpr auto kKernel = WideKernel<W, kRows, kGate, kSplits, kGroups>;
 
-template <typename W, bool kGate, int kSplits>
-cudaError_t Launch(const LinearWideArgs& args, const LinearWideTiling& tiling,
-                   const LinearWideParams& params, cudaStream_t stream) {
+  static cudaError_t Prepare() {
+    const cudaError_t error = cudaFuncSetAttribute(
+        kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, WideSharedBytes(kGroups));
+    if (error != cudaSuccess) return error;
+    return cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                cudaSharedmemCarveoutMaxShared);
+  }
+
+  static cudaError_t Launch(const LinearWideArgs& args, const LinearWideTiling& tiling,
+                            const LinearWideParams& params, cudaStream_t stream) {
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = static_cast<unsigned>(tiling.share_n);
+    attributes[0].val.clusterDim.y = static_cast<unsigned>(tiling.share_w);
+    attributes[0].val.clusterDim.z = static_cast<unsigned>(tiling.splits);
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    const auto whole = [](int count, int size) { return (count + size - 1) / size * size; };
+    cudaLaunchConfig_t config = {};
+    config.gridDim.x = static_cast<unsigned>(
+        whole(CeilDiv(WeightRows(args), WideColumns(kGroups)), tiling.share_n));
+    config.gridDim.y = static_cast<unsigned>(whole(CeilDiv(args.rows, kRows), tiling.share_w));
+    config.gridDim.z = static_cast<unsigned>(tiling.splits);
+    config.blockDim = WideBlock<kGroups>::kThreads;
+    config.dynamicSmemBytes = WideSharedBytes(kGroups);
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = args.early_start ? 2 : 1;
+    return cudaLaunchKernelEx(&config, kKernel, params);
+  }
+};
+
+// Calls `use` with a launcher for the tiling.
+template <typename W, bool kGate, int kSplits, typename Use>
+cudaError_t WithLauncher(const LinearWideTiling& tiling, const Use& use) {
   switch (tiling.rows) {
     case 16:
-      return LaunchTile<W, 16, kGate, kSplits>(args, tiling, params, stream);
+      return use(WideLauncher<W, 16, kGate, kSplits, 1>());
     case 32:
-      return LaunchTile<W, 32, kGate, kSplits>(args, tiling, params, stream);
+      return use(WideLauncher<W, 32, kGate, kSplits, 1>());
     case 64:
-      return LaunchTile<W, 64, kGate, kSplits>(args, tiling, params, stream);
+      return use(WideLauncher<W, 64, kGate, kSplits, 1>());
     default:
-      return LaunchTile<W, 128, kGate, kSplits>(args, tiling, params, stream);
+      // Without room for the partial sums of so many rows.
+      if constexpr (kSplits == 1) {
+        if (tiling.rows == 256) return use(WideLauncher<W, 256, kGate, kSplits, 2>());
+      }
+      if (tiling.groups == 2) return use(WideLauncher<W, 128, kGate, kSplits, 2>());
+      return use(WideLauncher<W, 128, kGate, kSplits, 1>());
   }
 }
 
 template <typename W, bool kGate, int kSplits>
-cudaError_t PrepareKernels() {
-  for (const auto kernel :
-       {WideKernel<W, 16, kGate, kSplits>, WideKernel<W, 32, kGate, kSplits>,
-        WideKernel<W, 64, kGate, kSplits>, WideKernel<W, 128, kGate, kSplits>}) {
-    cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWideSharedBytes);
-    if (error != cudaSuccess) return error;
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared);
+cudaError_t PrepareTilings() {
+  for (const auto& [rows, groups] :
+       {std::pair{16, 1}, {32, 1}, {64, 1}, {128, 1}, {128, 2}, {256, 2}}) {
+    if (rows == 256 && kSplits > 1) continue;
+    LinearWideTiling tiling = {};
+    tiling.rows = rows;
+    tiling.groups = groups;
+    const cudaError_t error = WithLauncher<W, kGate, kSplits>(
+        tiling, [](const auto& launcher) { return launcher.Prepare(); });
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -91,9 +117,9 @@ cudaError_t PrepareKernels() {
 
 template <typename W>
 cudaError_t Prepare() {
-  cudaError_t error = PrepareKernels<W, false, 1>();
-  if (error == cudaSuccess) error = PrepareKernels<W, false, kMostSplits>();
-  if (error == cudaSuccess) error = PrepareKernels<W, true, 1>();
+  cudaError_t error = PrepareTilings<W, false, 1>();
+  if (error == cudaSuccess) error = PrepareTilings<W, false, kMostSplits>();
+  if (error == cudaSuccess) error = PrepareTilings<W, true, 1>();
   return error;
 }
 
@@ -102,7 +128,7 @@ cudaError_t EncodeWeight(gdn_dtype dtype, const LinearWideArgs& args,
                          const LinearWideTiling& tiling, CUtensorMap* map) {
   const auto k = static_cast<uint64_t>(args.k);
   const auto rows = static_cast<uint64_t>(args.outputs);
-  const auto part = static_cast<uint32_t>(kWideColumns / tiling.share_w);
+  const auto part = static_cast<uint32_t>(WideColumns(tiling.groups) / tiling.share_w);
   TensorMapShape shape = {};
   if (args.silu) {
     shape.rank = 4;
@@ -135,22 +161,25 @@ LinearWideTiling ChooseLinearWide(const LinearWideArgs& args, int multiprocessor
   LinearWideTiling tiling = {};
   tiling.rows = args.rows <= 16 ? 16 : args.rows <= 32 ? 32 : args.rows <= 64 ? 64 : 128;
   // Where the weight has few rows, K is divided too.
-  const bool few = CeilDiv(WeightRows(args), kWideColumns) * 4 <= multiprocessors;
+  const bool few = CeilDiv(WeightRows(args), kGroupColumns) * 4 <= multiprocessors;
   tiling.splits = few && !args.silu ? kMostSplits : 1;
-  tiling.share_n = tiling.splits > 1 ? 1 : 2;
-  tiling.share_w = tiling.splits == 1 && args.rows > tiling.rows ? 2 : 1;
+  tiling.groups = args.rows > 128 ? 2 : 1;
+  if (tiling.splits == 1 && args.rows >= kFewestRowsOfLargeBlocks) tiling.rows = 256;
+  tiling.share_n = tiling.splits == 1 && (tiling.groups == 1 || tiling.rows == 256) ? 2 : 1;
+  tiling.share_w = tiling.splits == 1 && tiling.rows == 128 && args.rows > 128 ? 2 : 1;
 
   // The ring of n holds what hides its way from the L2; the weight, which comes from further away,
   // gets the rest, and what it does not need goes back to n.
   const int stages = CeilDiv(CeilDiv(args.k, kWideStage), tiling.splits);
   const int sums = tiling.splits > 1 ? SumsBytes(tiling) : 0;
   const int n_bytes = tiling.rows * kWideStageBytes;
-  const int space = kWideSharedBytes - kWideAlignment - sums;
-  tiling.n_slots = std::min(stages, tiling.rows == 128 ? 3 : 6);
-  tiling.w_slots =
-      std::min({stages, kMaxWideSlots, (space - tiling.n_slots * n_bytes) / kWideWeightBytes});
-  tiling.n_slots =
-      std::min({stages, kMaxWideSlots, (space - tiling.w_slots * kWideWeightBytes) / n_bytes});
+  const int w_bytes = WideWeightBytes(tiling.groups);
+  const int space = WideSharedBytes(tiling.groups) - kWideAlignment - sums;
+  tiling.n_slots = std::min(stages, tiling.rows == 256   ? 4
+                                    : tiling.rows == 128 ? 3 * tiling.groups
+                                                         : 6);
+  tiling.w_slots = std::min({stages, kMaxWideSlots, (space - tiling.n_slots * n_bytes) / w_bytes});
+  tiling.n_slots = std::min({stages, kMaxWideSlots, (space - tiling.w_slots * w_bytes) / n_bytes});
   return tiling;
 }
 
@@ -177,20 +206,22 @@ cudaError_t LaunchLinearWide(gdn_dtype weight_dtype, const LinearWideArgs& args,
   params.n_slots = tiling.n_slots;
   params.w_slots = tiling.w_slots;
   // Behind the slots, and behind what is sent, which lies where the slots were.
-  params.sums_offset =
-      std::max(tiling.w_slots * kWideWeightBytes + tiling.n_slots * tiling.rows * kWideStageBytes,
-               SumsBytes(tiling));
+  params.sums_offset = std::max(tiling.w_slots * WideWeightBytes(tiling.groups) +
+                                    tiling.n_slots * tiling.rows * kWideStageBytes,
+                                SumsBytes(tiling));
   params.y_is_f32 = args.y_is_f32;
   params.accumulate = args.accumulate;
   params.y_vectors =
       !args.y_is_f32 && args.y_row_stride % 8 == 0 && reinterpret_cast<uintptr_t>(args.y) % 16 == 0;
-  const auto choose = [&]<typename W>() {
-    if (args.silu) return Launch<W, true, 1>;
-    return tiling.splits > 1 ? Launch<W, false, kMostSplits> : Launch<W, false, 1>;
+  const auto launch = [&](const auto& launcher) {
+    return launcher.Launch(args, tiling, params, stream);
   };
-  const auto launch =
-      weight_dtype == GDN_BF16 ? choose.operator()<Bf16>() : choose.operator()<F16>();
-  return launch(args, tiling, params, stream);
+  const auto choose = [&]<typename W>() {
+    if (args.silu) return WithLauncher<W, true, 1>(tiling, launch);
+    return tiling.splits > 1 ? WithLauncher<W, false, kMostSplits>(tiling, launch)
+                             : WithLauncher<W, false, 1>(tiling, launch);
+  };
+  return weight_dtype == GDN_BF16 ? choose.operator()<Bf16>() : choose.operator()<F16>();
 }
 
 }  // namespace gdn::cuda

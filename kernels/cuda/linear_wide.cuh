@@ -11,16 +11,28 @@
 
 namespace gdn::cuda::linear {
 
-constexpr int kWideColumns = 64;  // Rows of the weight of a block: the M of the instruction.
-constexpr int kWideStage = 64;    // Elements of K: 128 bytes, the swizzle's width.
+constexpr int kGroupColumns = 64;  // Rows of the weight of a group: the M of the instruction.
+constexpr int kWideStage = 64;     // Elements of K: 128 bytes, the swizzle's width.
 constexpr int kWideStageBytes = 2 * kWideStage;
-constexpr int kWideWeightBytes = kWideColumns * kWideStageBytes;
-constexpr int kWideConsumers = 128;                  // A group of four warps;
-constexpr int kFetchesWeight = kWideConsumers / 32;  // the warp that fetches the weight, and
-constexpr int kFetchesN = kFetchesWeight + 1;        // the one for n.
-constexpr int kWideThreads = kWideConsumers + 2 * 32;
+constexpr int kGroupThreads = 128;
 constexpr int kMaxWideSlots = 16;
 constexpr int kWideAlignment = 1024;
+
+// A block of one group, of which two fit into a multiprocessor, or of two groups.
+template <int kGroups>
+struct WideBlock {
+  static constexpr int kColumns = kGroups * kGroupColumns;  // Rows of the weight.
+  static constexpr int kWeightBytes = kColumns * kWideStageBytes;
+  static constexpr int kConsumers = kGroups * kGroupThreads;
+  static constexpr int kFetchesWeight = kConsumers / 32;  // The warp that fetches the weight,
+  static constexpr int kFetchesN = kFetchesWeight + 1;    // and the one for n.
+  static constexpr int kThreads = kConsumers + 2 * 32;
+  static constexpr int kPerMultiprocessor = kGroups == 1 ? 2 : 1;
+
+  __device__ static void SyncConsumers() {
+    asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
+  }
+};
 
 struct LinearWideParams {
   CUtensorMap weight;
@@ -91,8 +103,9 @@ struct WidePlace {
   }
 };
 
-template <bool kGate>
+template <bool kGate, int kGroups>
 struct WideWeightFeed {
+  using Block = WideBlock<kGroups>;
   const LinearWideParams& p;
   const WidePlace& place;
   unsigned char* slots;
@@ -103,12 +116,12 @@ struct WideWeightFeed {
   // Each of the blocks that share rows of the weight fetches an equal part of them for all. With a
   // gate eight rows of gate and eight of up take turns.
   __device__ int Part() const {
-    return static_cast<int>(place.y) * (kWideColumns / static_cast<int>(place.size_y));
+    return static_cast<int>(place.y) * (Block::kColumns / static_cast<int>(place.size_y));
   }
-  __device__ int Row() const { return static_cast<int>(blockIdx.x) * kWideColumns + Part(); }
+  __device__ int Row() const { return static_cast<int>(blockIdx.x) * Block::kColumns + Part(); }
   __device__ void Load(int stage, int slot) const {
-    barriers.w_full[slot].ArriveExpecting(kWideWeightBytes);
-    unsigned char* const to = slots + slot * kWideWeightBytes + Part() * kWideStageBytes;
+    barriers.w_full[slot].ArriveExpecting(Block::kWeightBytes);
+    unsigned char* const to = slots + slot * Block::kWeightBytes + Part() * kWideStageBytes;
     const int k = (first_stage + stage) * kWideStage;
     if constexpr (kGate) {
       TensorLoad(to, p.weight, k, 0, 0, Row() / 16, &barriers.w_full[slot], place.SameWeight());
@@ -158,15 +171,12 @@ __device__ inline void FeedN(const LinearWideParams& p, const WidePlace& place,
   }
 }
 
-__device__ inline void SyncWideConsumers() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kWideConsumers) : "memory");
-}
-
 // y in the weight's type, through shared memory, so that it is written in whole lines.
-template <typename W, int kRows, bool kGate>
+template <typename W, int kRows, bool kGate, int kGroups>
 __device__ inline void StoreNarrow(const LinearWideParams& p, unsigned char* shared,
                                    const float (&d)[kRows / 2]) {
-  constexpr int kColumns = kGate ? kWideColumns / 2 : kWideColumns;
+  using Block = WideBlock<kGroups>;
+  constexpr int kColumns = kGate ? Block::kColumns / 2 : Block::kColumns;
   constexpr int kVector = 16 / sizeof(W);
   constexpr int kPitch = kColumns + kVector;  // Moves each row to other banks.
   const int tid = static_cast<int>(threadIdx.x);
@@ -186,12 +196,12 @@ __device__ inline void StoreNarrow(const LinearWideParams& p, unsigned char* sha
       }
     }
   }
-  SyncWideConsumers();
+  Block::SyncConsumers();
   constexpr int kVectors = kColumns / kVector;
   const int row0 = static_cast<int>(blockIdx.y) * kRows;
   const int column0 = static_cast<int>(blockIdx.x) * kColumns;
 #pragma unroll
-  for (int i = tid; i < kRows * kVectors; i += kWideConsumers) {
+  for (int i = tid; i < kRows * kVectors; i += Block::kConsumers) {
     const int row = i / kVectors;
     const int column = i % kVectors * kVector;
     if (row0 + row >= p.rows) break;
@@ -207,20 +217,22 @@ __device__ inline void StoreNarrow(const LinearWideParams& p, unsigned char* sha
 }
 
 // How the sums of a block lie in shared memory: by owner, each with its rows of every column.
-template <int kRows, bool kGate, int kSplits>
+template <int kRows, bool kGate, int kSplits, int kGroups>
 struct SumsLayout {
-  static constexpr int kColumns = kGate ? kWideColumns / 2 : kWideColumns;
+  static constexpr int kColumns = WideBlock<kGroups>::kColumns / (kGate ? 2 : 1);
   static constexpr int kOwnRows = kRows / kSplits;
   static constexpr int kPitch = kOwnRows + 2;        // Moves each column to other banks.
   static constexpr int kFloats = kColumns * kPitch;  // Of one owner.
 };
 
 // Each block of a cluster sends its partial sums to their owners, of which each has kOwnRows rows
-// of n. They wait in `staged` until they are gone, and arrive at `sums`, block after block.
-template <int kRows, bool kGate, int kSplits>
+// of n. They wait in `staged` until they are gone, and arrive at `sums`, block after block; the
+// owner's own stay in `staged`.
+template <int kRows, bool kGate, int kSplits, int kGroups>
 __device__ inline void SendSums(const WidePlace& place, float* staged, float* sums,
                                 ArrivalBarrier* arrived, const float (&d)[kRows / 2]) {
-  using Layout = SumsLayout<kRows, kGate, kSplits>;
+  using Block = WideBlock<kGroups>;
+  using Layout = SumsLayout<kRows, kGate, kSplits, kGroups>;
   const int tid = static_cast<int>(threadIdx.x);
   const int lane = tid % 32;
   const int warp = tid / 32;
@@ -239,11 +251,11 @@ __device__ inline void SendSums(const WidePlace& place, float* staged, float* su
     }
   }
   if constexpr (kSplits > 1) FenceForBulk();
-  SyncWideConsumers();
+  Block::SyncConsumers();
   if constexpr (kSplits > 1) {
-    constexpr int kApart = kWideConsumers / kSplits;  // Not all by one warp.
-    if (tid % kApart == 0) {
-      const int owner = tid / kApart;
+    constexpr int kApart = Block::kConsumers / kSplits;  // Not all by one warp.
+    const int owner = tid / kApart;
+    if (tid % kApart == 0 && owner != static_cast<int>(place.z)) {
       SendBulk(sums + static_cast<int>(place.z) * Layout::kFloats, staged + owner * Layout::kFloats,
                Layout::kFloats * 4, place.Rank(place.x, place.y, static_cast<uint32_t>(owner)),
                arrived);
@@ -253,17 +265,17 @@ __device__ inline void SendSums(const WidePlace& place, float* staged, float* su
 }
 
 // Any y: the sums of the cluster's blocks, added in the blocks' order.
-template <typename W, int kRows, bool kGate, int kSplits>
+template <typename W, int kRows, bool kGate, int kSplits, int kGroups>
 __device__ inline void StoreSums(const LinearWideParams& p, const WidePlace& place,
                                  unsigned char* shared, ArrivalBarrier* arrived,
                                  const float (&d)[kRows / 2]) {
-  using Layout = SumsLayout<kRows, kGate, kSplits>;
-  constexpr int kStep = kWideConsumers / Layout::kColumns;  // Rows at once.
-  constexpr int kRowsEach = Layout::kOwnRows / kStep;       // Of a thread.
-  constexpr int kBatch = kRowsEach < 8 ? kRowsEach : 8;     // Rows a thread has in flight.
+  using Layout = SumsLayout<kRows, kGate, kSplits, kGroups>;
+  constexpr int kStep = WideBlock<kGroups>::kConsumers / Layout::kColumns;  // Rows at once.
+  constexpr int kRowsEach = Layout::kOwnRows / kStep;                       // Of a thread.
+  constexpr int kBatch = kRowsEach < 8 ? kRowsEach : 8;  // Rows a thread has in flight.
   const int tid = static_cast<int>(threadIdx.x);
   float* const staged = reinterpret_cast<float*>(shared);
-  float* const sums = kSplits == 1 ? staged : reinterpret_cast<float*>(shared + p.sums_offset);
+  float* const sums = reinterpret_cast<float*>(shared + p.sums_offset);
 
   const int column = tid % Layout::kColumns;
   const int at_column = static_cast<int>(blockIdx.x) * Layout::kColumns + column;
@@ -282,8 +294,13 @@ __device__ inline void StoreSums(const LinearWideParams& p, const WidePlace& pla
     }
   };
   load_old(first_row);
-  SendSums<kRows, kGate, kSplits>(place, staged, sums, arrived, d);
-  const float* const mine = sums + column * Layout::kPitch;
+  SendSums<kRows, kGate, kSplits, kGroups>(place, staged, sums, arrived, d);
+  const float* from[kSplits];
+#pragma unroll
+  for (int s = 0; s < kSplits; ++s) {
+    from[s] = (s == static_cast<int>(place.z) ? staged : sums) + s * Layout::kFloats +
+              column * Layout::kPitch;
+  }
 #pragma unroll 1
   for (int batch = 0; batch < kRowsEach / kBatch; ++batch) {
     const int first = first_row + batch * kBatch * kStep;
@@ -293,7 +310,7 @@ __device__ inline void StoreSums(const LinearWideParams& p, const WidePlace& pla
       const int row = first + i * kStep;
       float sum = 0.0f;
 #pragma unroll
-      for (int s = 0; s < kSplits; ++s) sum += mine[s * Layout::kFloats + row];
+      for (int s = 0; s < kSplits; ++s) sum += from[s][row];
       old[i] += sum;
     }
 #pragma unroll
@@ -309,15 +326,17 @@ __device__ inline void StoreSums(const LinearWideParams& p, const WidePlace& pla
   }
 }
 
-template <typename W, int kRows, bool kGate, int kSplits>
-__global__ void __launch_bounds__(kWideThreads, 2)
+template <typename W, int kRows, bool kGate, int kSplits, int kGroups>
+__global__ void __launch_bounds__(WideBlock<kGroups>::kThreads,
+                                  WideBlock<kGroups>::kPerMultiprocessor)
     WideKernel(const __grid_constant__ LinearWideParams p) {
+  using Block = WideBlock<kGroups>;
   extern __shared__ unsigned char dynamic[];
   __shared__ WideBarriers barriers;
   unsigned char* const shared =
       dynamic + (-static_cast<uint32_t>(__cvta_generic_to_shared(dynamic)) % kWideAlignment);
   unsigned char* const w_slots = shared;
-  unsigned char* const n_slots = shared + p.w_slots * kWideWeightBytes;
+  unsigned char* const n_slots = shared + p.w_slots * Block::kWeightBytes;
   constexpr int kNBytes = kRows * kWideStageBytes;
 
   const WidePlace place = WidePlace::Here();
@@ -326,9 +345,9 @@ __global__ void __launch_bounds__(kWideThreads, 2)
   const int first_stage = static_cast<int>(place.z) * p.stages_per_split;
   const int count = max(0, min(p.stages_per_split, p.stages - first_stage));
 
-  if (warp == kFetchesWeight && lane == 0) PrefetchTensorMap(p.weight);
+  if (warp == Block::kFetchesWeight && lane == 0) PrefetchTensorMap(p.weight);
   if (threadIdx.x == 0) {
-    constexpr uint32_t kConsumerWarps = kWideConsumers / 32;
+    constexpr uint32_t kConsumerWarps = Block::kConsumers / 32;
     for (int i = 0; i < kMaxWideSlots; ++i) {
       barriers.w_full[i].Init();
       barriers.n_full[i].Init();
@@ -338,22 +357,22 @@ __global__ void __launch_bounds__(kWideThreads, 2)
     barriers.sums.Init();
     ArrivalBarrier::FenceInit();
     if constexpr (kSplits > 1) {
-      // What the owners of rows get: a block's sums from each block, itself included.
-      constexpr int kFloats = SumsLayout<kRows, kGate, kSplits>::kFloats;
-      barriers.sums.ArriveExpecting(kSplits * kFloats * 4);
+      // What the owners of rows get: a block's sums from each other block.
+      constexpr int kFloats = SumsLayout<kRows, kGate, kSplits, kGroups>::kFloats;
+      barriers.sums.ArriveExpecting((kSplits - 1) * kFloats * 4);
     }
   }
   __syncthreads();
   ClusterArrive();
 
-  if (warp == kFetchesWeight) {
-    const WideWeightFeed<kGate> feed = {p, place, w_slots, barriers, first_stage, count};
+  if (warp == Block::kFetchesWeight) {
+    const WideWeightFeed<kGate, kGroups> feed = {p, place, w_slots, barriers, first_stage, count};
     if (place.size_y > 1) ClusterWait();
     if (lane == 0) feed.LoadFirst();
     __syncwarp();
     if (place.size_y == 1) ClusterWait();
     if (lane == 0) feed.LoadOthers();
-  } else if (warp == kFetchesN) {
+  } else if (warp == Block::kFetchesN) {
     if (lane == 0) PrefetchTensorMap(p.n);
     ClusterWait();
     if (lane == 0) {
@@ -366,6 +385,7 @@ __global__ void __launch_bounds__(kWideThreads, 2)
     float d[kRows / 2] = {};
     WidePosition w;
     WidePosition n;
+    const uint32_t group = static_cast<uint32_t>(warp / 4 * kGroupColumns * kWideStageBytes);
     // Which block this lane tells that a slot is free: the fetchers of n, then those of w.
     const bool tells_n = lane < static_cast<int>(place.size_x);
     const bool tells_w = lane >= 16 && lane - 16 < static_cast<int>(place.size_y);
@@ -381,7 +401,8 @@ __global__ void __launch_bounds__(kWideThreads, 2)
     for (int i = 0; i < count; ++i) {
       barriers.w_full[w.slot].Wait(w.parity);
       barriers.n_full[n.slot].Wait(n.parity);
-      const uint64_t a = PanelDescriptor(SharedAddress(w_slots + w.slot * kWideWeightBytes));
+      const uint64_t a =
+          PanelDescriptor(SharedAddress(w_slots + w.slot * Block::kWeightBytes) + group);
       const uint64_t b = PanelDescriptor(SharedAddress(n_slots + n.slot * kNBytes));
       ProductFence();
 #pragma unroll
@@ -398,11 +419,11 @@ __global__ void __launch_bounds__(kWideThreads, 2)
     }
     WaitForProducts<0>();
     WaitForPreviousKernel();  // y may be what it reads or writes.
-    SyncWideConsumers();      // All have left the slots, which are used again.
+    Block::SyncConsumers();   // All have left the slots, which are used again.
     if (kSplits == 1 && !p.y_is_f32) {
-      StoreNarrow<W, kRows, kGate>(p, shared, d);
+      StoreNarrow<W, kRows, kGate, kGroups>(p, shared, d);
     } else {
-      StoreSums<W, kRows, kGate, kSplits>(p, place, shared, &barriers.sums, d);
+      StoreSums<W, kRows, kGate, kSplits, kGroups>(p, place, shared, &barriers.sums, d);
     }
   }
   // No block leaves while others may still reach into its memory.

@@ -26,7 +26,9 @@ struct LinearWideArgs {
 
 // How the work is divided. A row's bits depend on `splits` alone, and that on the weight.
 struct LinearWideTiling {
-  int rows;     // Of n in a block: 16, 32, 64 or 128.
+  int rows;     // Of n in a block: 16, 32, 64, 128 or 256.
+  int groups;   // Of 64 rows of the weight in a block: 2 with 256 rows of n, 1 or 2 with 128,
+                // else 1.
   int splits;   // Blocks of a cluster that share the sum over K: 1 or 8.
   int share_n;  // Blocks of a cluster that share rows of n.
   int share_w;  // Blocks of a cluster that share rows of the weight.

@@ -11,6 +11,18 @@
 
 namespace gdn::cuda {
 
+// By one thread: the tile at (x, y); its bytes count towards the barrier's current phase.
+__device__ inline void TensorLoad(void* shared, const CUtensorMap& map, int x, int y,
+                                  ArrivalBarrier* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3}], [%4];" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+      "l"(&map), "r"(x), "r"(y), "r"(barrier->Address())
+      : "memory");
+#endif
+}
+
 // By one thread: the tile at (x, y) to the same place in every block of the cluster whose bit is
 // set in `blocks`; its bytes count towards the barrier at the same place of each.
 __device__ inline void TensorLoad(void* shared, const CUtensorMap& map, int x, int y,

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import tempfile
 
-from support import CONTINUATION, EXACT, PATIENCE_S, PROMPT, Server, TestCase, eventually
+from support import EXACT, PATIENCE_S, PROMPT, Server, TestCase, eventually
 
 
 class GdnctlTest(TestCase):
@@ -49,14 +49,14 @@ class GdnctlTest(TestCase):
         for prompt, stdin in (((PROMPT,), b""), (("-",), PROMPT), (("--file", "-"), PROMPT),
                               (("--ids", ",".join(map(str, PROMPT))), b"")):
             text = self.gdnctl("generate", "--max-new-tokens", "96", *prompt, stdin=stdin)
-            self.assertEqual(text, CONTINUATION)
+            self.assertEqual(text, self.continuation)
 
     def test_generate_json(self):
         lines = self.json("generate", "--max-new-tokens", "96", "--top-logprobs", "2", "--stats",
                           PROMPT)
-        self.assertEqual("".join(line["text"] for line in lines).encode(), CONTINUATION)
+        self.assertEqual("".join(line["text"] for line in lines).encode(), self.continuation)
         tokens = [token for line in lines for token in line["tokens"]]
-        self.assertEqual(bytes(token["id"] for token in tokens), CONTINUATION)
+        self.assertEqual(bytes(token["id"] for token in tokens), self.continuation)
         for token in tokens:
             self.assertEqual(token["top_logprobs"][0]["id"], token["id"])
         self.assertEqual(lines[-1]["finish_reason"], "length")
@@ -84,9 +84,9 @@ class GdnctlTest(TestCase):
                          {session, fork})
         step = self.json("step", "--session", fork, "--expected-position", "25", "--next-token",
                          "G")[0]
-        self.assertEqual((step["position"], step["next_token"]["id"]), (26, CONTINUATION[1]))
+        self.assertEqual((step["position"], step["next_token"]["id"]), (26, self.continuation[1]))
         text = self.gdnctl("generate", "--session", session, "--max-new-tokens", "9", "G")
-        self.assertEqual(text, CONTINUATION[1:10])
+        self.assertEqual(text, self.continuation[1:10])
         self.assertEqual(self.json("session", "get", session)[0]["position"], 35)
         self.gdnctl("step", "--session", session, "--expected-position", "3", "x", exit_code=3)
         self.assertIn("--expected-position 35", self.stderr)
@@ -107,7 +107,7 @@ class GdnctlTest(TestCase):
             session = self.gdnctl("session", "create", server=upper).decode().strip()
             out = self.json("prefill", "--session", session, "--hidden", rows, "--next-token",
                             server=upper)
-            self.assertEqual(out[0]["next_token"]["id"], CONTINUATION[0])
+            self.assertEqual(out[0]["next_token"]["id"], self.continuation[0])
 
     def test_errors(self):
         self.gdnctl("session", "get", "no-such", exit_code=3)
@@ -139,7 +139,7 @@ class GdnctlTest(TestCase):
         server = Server(*EXACT, listen=address)
         self.addCleanup(server.stop)
         out, errors = child.communicate(timeout=PATIENCE_S)
-        self.assertEqual((child.returncode, out), (0, CONTINUATION[:10]), errors)
+        self.assertEqual((child.returncode, out), (0, self.continuation[:10]), errors)
 
     def test_interrupt_cancels_the_stream(self):
         session = self.client.create()
@@ -148,7 +148,7 @@ class GdnctlTest(TestCase):
              session, "--max-new-tokens", "1000000", "--ignore-eos", PROMPT],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
-            self.assertEqual(child.stdout.read(10), CONTINUATION[:10])
+            self.assertEqual(child.stdout.read(10), self.continuation[:10])
             child.send_signal(signal.SIGINT)
             _, errors = child.communicate(timeout=PATIENCE_S)
         finally:

@@ -3,8 +3,8 @@
 import math
 from queue import SimpleQueue
 
-from support import (CONTINUATION, DEVICE, EXACT, GOLDEN, PROMPT, Golden, TestCase, collect, floats,
-                     ids_of, inference_pb2, position_mismatch, relative_error, retry_info,
+from support import (CLOSE, CONTINUATION, DEVICE, EXACT, GOLDEN, PROMPT, Golden, TestCase, collect,
+                     floats, ids_of, inference_pb2, position_mismatch, relative_error, retry_info,
                      sequence, step_request, types_pb2)
 
 import grpc
@@ -171,7 +171,7 @@ class SessionsTest(TestCase):
         self.assertNotEqual(got[0], got[1])
         fresh = self.client.create()
         alone = self.client.prefill(sequence(fresh, PROMPT + b"Am", **logits)).sequences[0]
-        self.assertLess(relative_error(floats(got[1]), floats(alone.logits.data)), 1e-4)
+        self.assertLess(relative_error(floats(got[1]), floats(alone.logits.data)), CLOSE)
         self.client.delete(parent)
         self.client.step(sequence(copies[0], b"!"))
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 
-from support import (PATIENCE_S, PROMPT, Client, TestCase, collect, eventually, floats,
+from support import (CLOSE, PATIENCE_S, PROMPT, Client, TestCase, collect, eventually, floats,
                      generate_request, ids_of, inference_pb2, relative_error, sequence,
                      step_request, types_pb2)
 
@@ -57,7 +57,7 @@ class StreamsTest(TestCase):
         whole = self.client.prefill(sequence(fresh, LONG[:end], **logits))
         self.assertEqual(self.client.get(session).token_hash, self.client.get(fresh).token_hash)
         self.assertLess(relative_error(floats(rest.sequences[0].logits.data),
-                                       floats(whole.sequences[0].logits.data)), 1e-4)
+                                       floats(whole.sequences[0].logits.data)), CLOSE)
         return position
 
     def test_cancelled_prefill(self):

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <set>
 
@@ -340,31 +341,85 @@ TEST_F(CudaPipelineTest, TimesOpsOnChosenSteps) {
     int64_t kernels_ns = 0;
   };
   const auto stack = Load({.timed_interval = 4});
-  Timer timer;
-  std::vector<SampleSpec> samples(2);
-  const std::vector<int32_t> last = Prefill(stack.get(), 2, samples);
-  stack->set_kernel_timer(&timer);
-  std::vector<SequenceOutput> outputs;
-  const SequenceInput input = Step(1, {&last[0], 1}, samples.data());
-  int after_first = 0;
-  for (int step = 0; step < 6; ++step) {  // Steps 0 and 4 are timed.
-    ASSERT_TRUE(stack->Run({&input, 1}, &outputs).ok());
-    if (step == 0) after_first = timer.count;
-    EXPECT_EQ(timer.count, step < 4 ? after_first : 2 * after_first) << step;
+  // Greedy rows choose within the head.
+  for (const float temperature : {0.0f, 0.7f}) {
+    SCOPED_TRACE(temperature);
+    Timer timer;
+    std::vector<SampleSpec> samples(2);
+    samples[0].temperature = temperature;
+    const std::vector<int32_t> last = Prefill(stack.get(), 2, samples);
+    stack->set_kernel_timer(&timer);
+    std::vector<SequenceOutput> outputs;
+    const SequenceInput input = Step(1, {&last[0], 1}, samples.data());
+    int after_first = 0;
+    for (int step = 0; step < 6; ++step) {  // Steps 0 and 4 are timed.
+      ASSERT_TRUE(stack->Run({&input, 1}, &outputs).ok());
+      if (step == 0) after_first = timer.count;
+      EXPECT_EQ(timer.count, step < 4 ? after_first : 2 * after_first) << step;
+    }
+    for (const char* op :
+         {"in_proj", "fused_decode", "out_proj", "gate_up_proj", "down_proj", "head"}) {
+      EXPECT_TRUE(timer.ops.contains(op)) << op;
+    }
+    EXPECT_TRUE(temperature == 0.0f || timer.ops.contains("sample"));
+    EXPECT_EQ(timer.steps, 6);
+    EXPECT_EQ(timer.misses, 2);
+    EXPECT_EQ(timer.hits, 4);
+    EXPECT_EQ(timer.padding, 0);
+    EXPECT_EQ(timer.state_bytes, 2 * 2 * stack->info().state_bytes_per_slot);
+    EXPECT_GT(stack->info().weight_bytes, 0);
+    const std::set<std::string> names(stack->OpNames().begin(), stack->OpNames().end());
+    for (const std::string& op : timer.ops) EXPECT_TRUE(names.contains(op)) << op;
+    stack->set_kernel_timer(nullptr);
   }
-  for (const char* op :
-       {"in_proj", "fused_decode", "out_proj", "gate_up_proj", "down_proj", "head", "sample"}) {
-    EXPECT_TRUE(timer.ops.contains(op)) << op;
+}
+
+// Rows that are all greedy take a head that keeps no logits: they choose what the logits say.
+TEST_F(CudaPipelineTest, GreedyStepsChooseWhatTheLogitsSay) {
+  for (const size_t streams : {1, 5, 20, 64}) {
+    SCOPED_TRACE(streams);
+    const auto stack = Load({});
+    std::vector<SampleSpec> samples(streams);
+    std::vector<std::vector<int32_t>> fed;
+    std::vector<std::vector<SequenceOutput>> with_logits;
+    std::vector<std::vector<float>> gaps;
+    std::vector<SequenceOutput> outputs;
+    int compared = 0;
+    for (const bool logits : {true, false}) {
+      std::vector<int32_t> last = Prefill(stack.get(), streams, samples);
+      for (size_t step = 0; step < 12; ++step) {
+        if (logits) fed.push_back(last);
+        std::vector<SequenceInput> batch;
+        for (size_t i = 0; i < streams; ++i) {
+          ++samples[i].position;
+          batch.push_back(Step(static_cast<int64_t>(1 + i), {&fed[step][i], 1}, &samples[i]));
+          if (logits) batch.back().want_logits = Positions::kLast;
+        }
+        ASSERT_TRUE(stack->Run(batch, &outputs).ok());
+        if (logits) {
+          gaps.emplace_back();
+          for (size_t i = 0; i < streams; ++i) {
+            last[i] = outputs[i].token.id;
+            std::vector<float> sorted(outputs[i].logits.begin(), outputs[i].logits.end());
+            std::partial_sort(sorted.begin(), sorted.begin() + 2, sorted.end(), std::greater<>());
+            gaps.back().push_back(sorted[0] - sorted[1]);
+            outputs[i].logits = {};  // It dies with the next step.
+          }
+          with_logits.push_back(outputs);
+          continue;
+        }
+        for (size_t i = 0; i < streams; ++i) {
+          const SequenceOutput& expected = with_logits[step][i];
+          EXPECT_TRUE(outputs[i].finite);
+          if (gaps[step][i] < 0.1f) continue;
+          ++compared;
+          EXPECT_EQ(outputs[i].token.id, expected.token.id) << step << " " << i;
+          EXPECT_NEAR(outputs[i].token.logprob, expected.token.logprob, 0.05) << step << " " << i;
+        }
+      }
+    }
+    EXPECT_GT(compared, static_cast<int>(streams) * 6);
   }
-  EXPECT_EQ(timer.steps, 6);
-  EXPECT_EQ(timer.misses, 2);
-  EXPECT_EQ(timer.hits, 4);
-  EXPECT_EQ(timer.padding, 0);
-  EXPECT_EQ(timer.state_bytes, 2 * 2 * stack->info().state_bytes_per_slot);
-  EXPECT_GT(stack->info().weight_bytes, 0);
-  const std::set<std::string> names(stack->OpNames().begin(), stack->OpNames().end());
-  for (const std::string& op : timer.ops) EXPECT_TRUE(names.contains(op)) << op;
-  stack->set_kernel_timer(nullptr);
 }
 
 TEST_F(CudaPipelineTest, ErrorsLeaveThePipelineUsable) {

@@ -3,7 +3,7 @@
 //
 // usage: cuda_engine_bench --model DIR [--random-weights SEED] [--streams 1,16,64,256]
 //                          [--tokens 256] [--state-type float32|bfloat16] [--batch-invariant]
-//                          [--prefill 2048] [--ops]
+//                          [--prefill 1x2048,16x512] [--ops]
 #include <cuda_runtime_api.h>
 
 #include <CLI/CLI.hpp>
@@ -40,7 +40,7 @@ struct Flags {
   std::string model;
   std::vector<int> streams = {1, 16, 64, 256};
   int tokens = 256;
-  int prefill = 2048;
+  std::vector<std::string> prefill = {"1x2048"};
   bool ops = false;
   pipeline::CudaOptions cuda;
   std::optional<uint64_t> random_weights;
@@ -124,19 +124,38 @@ double StepSeconds(pipeline::Pipeline* pipeline, int rows, int steps) {
   return seconds / steps;
 }
 
-double PrefillRate(pipeline::Pipeline* pipeline, int tokens) {
-  std::vector<int32_t> ids(static_cast<size_t>(tokens));
+// Prompts that enter in one batch.
+struct Prompts {
+  int sequences = 0;
+  int tokens = 0;  // Of each.
+};
+Prompts ParsePrompts(const std::string& text) {
+  Prompts prompts;
+  char rest = 0;
+  if (std::sscanf(text.c_str(), "%dx%d%c", &prompts.sequences, &prompts.tokens, &rest) != 2 ||
+      prompts.sequences < 1 || prompts.tokens < 1) {
+    Die("--prefill: expected sequences x tokens like 16x512, got '" + text + "'");
+  }
+  return prompts;
+}
+
+// Seconds from the call to the first tokens, the best of several.
+double PrefillSeconds(pipeline::Pipeline* pipeline, const Prompts& prompts) {
+  std::vector<int32_t> ids(static_cast<size_t>(prompts.tokens));
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(32 + i * 7 % 90);
   const SampleSpec sample;
-  const SequenceInput input{.write_slot = 1, .fresh = true, .tokens = ids, .sample = &sample};
+  std::vector<SequenceInput> batch;
+  for (int i = 0; i < prompts.sequences; ++i) {
+    batch.push_back({.write_slot = 1 + i, .fresh = true, .tokens = ids, .sample = &sample});
+  }
   std::vector<SequenceOutput> outputs;
   double best = 1e9;
-  for (int repeat = 0; repeat < 3; ++repeat) {
+  for (int repeat = 0; repeat < 5; ++repeat) {
     const double start = Seconds();
-    Must(pipeline->Run({&input, 1}, &outputs));
+    Must(pipeline->Run(batch, &outputs));
     best = std::min(best, Seconds() - start);
   }
-  return tokens / best;
+  return best;
 }
 
 int Main(Flags flags) {
@@ -148,10 +167,18 @@ int Main(Flags flags) {
   if (!model.ok()) Die(std::string(model.status().message()));
   const model::ModelSpec spec = model->spec;
   std::printf("weights on the host after %.2f s\n", Seconds() - start);
-  const int most = *std::max_element(flags.streams.begin(), flags.streams.end());
+  int most = *std::max_element(flags.streams.begin(), flags.streams.end());
+  int64_t most_tokens = 512;
+  std::vector<Prompts> prefills;
+  for (const std::string& text : flags.prefill) {
+    const Prompts prompts = ParsePrompts(text);
+    prefills.push_back(prompts);
+    most = std::max(most, prompts.sequences);
+    most_tokens = std::max(most_tokens, int64_t{prompts.sequences} * prompts.tokens);
+  }
   flags.cuda.num_slots = most + 2;
   flags.cuda.max_rows = most;
-  flags.cuda.max_step_tokens = std::max(flags.prefill, 512) + most;
+  flags.cuda.max_step_tokens = most_tokens + most;
   pipeline::CudaReport report;
   start = Seconds();
   auto pipeline = pipeline::CreateCudaPipeline(*std::move(model), flags.cuda, &report);
@@ -161,12 +188,14 @@ int Main(Flags flags) {
               static_cast<double>(report.weight_bytes) * 1e-6,
               report.upload_bytes_per_second * 1e-9, static_cast<double>(report.state_bytes) * 1e-6,
               static_cast<long long>(report.num_graphs));
-  std::printf("launches of a step, by padded rows:");
-  for (const auto& size : report.graph_sizes) {
-    std::printf(" %lld:%lld", static_cast<long long>(size.rows),
-                static_cast<long long>(size.nodes));
+  for (const bool greedy : {false, true}) {
+    std::printf("launches of a%s step, by padded rows:", greedy ? " greedy" : "");
+    for (const auto& size : greedy ? report.greedy_graph_sizes : report.graph_sizes) {
+      std::printf(" %lld:%lld", static_cast<long long>(size.rows),
+                  static_cast<long long>(size.nodes));
+    }
+    std::printf("\n");
   }
-  std::printf("\n");
   OpTimes ops;
   if (flags.ops) (*pipeline)->set_kernel_timer(&ops);
 
@@ -188,9 +217,10 @@ int Main(Flags flags) {
     step_seconds.push_back(StepSeconds(pipeline->get(), streams, flags.tokens));
     if (flags.ops) ops.Print();
   }
-  if (flags.prefill > 0) {
-    std::printf("prefill, %d tokens: %.0f tokens/s\n", flags.prefill,
-                PrefillRate(pipeline->get(), flags.prefill));
+  for (const Prompts& prompts : prefills) {
+    const double seconds = PrefillSeconds(pipeline->get(), prompts);
+    std::printf("prefill %dx%d: %.2f ms, %.0f tokens/s\n", prompts.sequences, prompts.tokens,
+                seconds * 1e3, prompts.sequences * prompts.tokens / seconds);
     if (flags.ops) ops.Print();
   }
   (*engine)->Start();
@@ -223,7 +253,8 @@ int main(int argc, char** argv) {
   app.add_option("--model", flags.model, "Checkpoint folder")->required();
   app.add_option("--streams", flags.streams, "Concurrent streams, a list")->delimiter(',');
   app.add_option("--tokens", flags.tokens, "New tokens of each stream");
-  app.add_option("--prefill", flags.prefill, "Tokens of the prefill run; 0: none");
+  app.add_option("--prefill", flags.prefill, "Prompts of the prefill runs, a list like 16x512")
+      ->delimiter(',');
   app.add_option("--state-type", state_type)->check(CLI::IsMember({"float32", "bfloat16"}));
   app.add_flag("--batch-invariant", flags.cuda.batch_invariant);
   app.add_flag("--ops", flags.ops, "Time the ops of some steps, and print them");

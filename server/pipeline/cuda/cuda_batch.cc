@@ -1,6 +1,7 @@
 #include "server/pipeline/cuda/cuda_batch.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 
@@ -29,6 +30,7 @@ absl::Status CudaBatch::Build(std::span<const SequenceInput> inputs, const Pipel
   sequences.assign(inputs.size(), {});
   top_width = 0;
   history_count = 0;
+  greedy = true;
   any_hidden_in = any_hidden_out = any_logits = false;
   int64_t steps = 0;
   int64_t prefills = 0;
@@ -45,18 +47,31 @@ absl::Status CudaBatch::Build(std::span<const SequenceInput> inputs, const Pipel
     any_logits = any_logits || place.logits_rows > 0;
     if (input.sample == nullptr) continue;
     sequence.top_logprobs = input.sample->top_logprobs;
+    greedy = greedy && input.sample->temperature == 0.0f;
     top_width = std::max(top_width, sequence.top_logprobs);
     history_count += static_cast<int64_t>(input.sample->history.size());
   }
   top_width = static_cast<int32_t>(std::min<int64_t>(top_width, info.vocab_size));
   decode = prefills == 0 && steps > 0 && !any_hidden_in && !any_hidden_out && !any_logits &&
            top_width == 0 && history_count == 0 && info.has_embedding && info.has_head;
+  greedy = greedy && decode;
   if (!decode) return absl::OkStatus();
+  OrderBySlot(inputs);
   // A graph computes logits for all its rows, in their order.
   for (Sequence& sequence : sequences) {
     if (sequence.sample_row >= 0) sequence.sample_row = sequence.row;
   }
   return absl::OkStatus();
+}
+
+void CudaBatch::OrderBySlot(std::span<const SequenceInput> inputs) {
+  by_slot.resize(inputs.size());
+  std::iota(by_slot.begin(), by_slot.end(), size_t{0});
+  std::sort(by_slot.begin(), by_slot.end(),
+            [&](size_t a, size_t b) { return inputs[a].write_slot < inputs[b].write_slot; });
+  for (size_t row = 0; row < by_slot.size(); ++row) {
+    sequences[by_slot[row]].row = static_cast<int64_t>(row);
+  }
 }
 
 absl::Status CudaBatch::Fill(std::span<const SequenceInput> inputs, const PipelineInfo& info,
@@ -74,8 +89,9 @@ absl::Status CudaBatch::Fill(std::span<const SequenceInput> inputs, const Pipeli
     row.read_slot = static_cast<int32_t>(input.fresh ? input.write_slot : input.read_slot);
     row.write_slot = static_cast<int32_t>(input.write_slot);
     row.fresh = input.fresh ? 1 : 0;
+    const int64_t first_token = decode ? sequence.row : place.first_token;
     row.last_token =
-        place.num_tokens == 0 ? -1 : static_cast<int32_t>(place.first_token + place.num_tokens - 1);
+        place.num_tokens == 0 ? -1 : static_cast<int32_t>(first_token + place.num_tokens - 1);
     row.sample_row = static_cast<int32_t>(sequence.sample_row);
     if (input.sample != nullptr) {
       const SampleSpec& spec = *input.sample;

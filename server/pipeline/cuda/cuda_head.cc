@@ -46,12 +46,42 @@ absl::Status CudaHead::Create(const model::ModelSpec& spec, const DeviceModel* w
   sample.top_logprobs = static_cast<int32_t>(std::min<int64_t>(spec.vocab_size, kMaxTopLogprobs));
   GDN_RETURN_IF_ERROR(ops_->NeedWorkspace("sample", gdn_sample_workspace, sample));
 
+  // It takes other sums than a product of many rows.
+  if (!batch_invariant) GDN_RETURN_IF_ERROR(PrepareGreedy());
+
   constexpr char kWhat[] = "cannot allocate the logits; use a smaller --max-batch-rows";
   GDN_RETURN_IF_ERROR(gathered_.Allocate(max_rows * spec.hidden_size, kWhat));
   GDN_RETURN_IF_ERROR(logits_.Allocate(max_rows * spec.vocab_size, kWhat));
   GDN_RETURN_IF_ERROR(logits_tokens_.Allocate(max_tokens + max_rows, kWhat));
   GDN_RETURN_IF_ERROR(top_ids_.Allocate(max_rows * kMaxTopLogprobs, kWhat));
   return top_values_.Allocate(max_rows * kMaxTopLogprobs, kWhat);
+}
+
+absl::Status CudaHead::PrepareGreedy() {
+  constexpr int64_t kMostRows = 256;
+  const gdn_linear_argmax_args args = GreedyArgs(std::min(kMostRows, max_rows_));
+  gdn_exec exec{};
+  exec.backend = GDN_BACKEND_CUDA;
+  size_t bytes = 0;
+  const gdn_status status = gdn_linear_argmax_workspace(&exec, &args, &bytes);
+  if (status == GDN_UNSUPPORTED_SHAPE) return absl::OkStatus();  // Not on this GPU.
+  GDN_RETURN_IF_ERROR(KernelStatus(status, "head"));
+  greedy_rows_ = args.rows;
+  return ops_->NeedWorkspace("head", gdn_linear_argmax_workspace, args);
+}
+
+gdn_linear_argmax_args CudaHead::GreedyArgs(int64_t rows) const {
+  gdn_linear_argmax_args args{};
+  args.rows = rows;
+  args.n = spec_.vocab_size;
+  args.k = spec_.hidden_size;
+  args.x_dtype = GDN_F32;
+  args.x_row_stride = spec_.hidden_size;
+  args.norm_weight = weights_->final_norm;
+  args.norm_eps = spec_.rms_norm_eps;
+  args.weight = weights_->head;
+  args.weight_dtype = GDN_BF16;
+  return args;
 }
 
 absl::Status CudaHead::Logits(int64_t rows, const float* x, bool early_start) {
@@ -95,6 +125,16 @@ absl::Status CudaHead::Sample(int64_t rows, const StepArrays& arrays, const Cuda
 absl::Status CudaHead::RunDense(int64_t rows, const StepArrays& arrays, const float* x) {
   GDN_RETURN_IF_ERROR(Logits(rows, x, !ops_->timing()));
   return Sample(rows, arrays, nullptr);
+}
+
+absl::Status CudaHead::RunGreedy(int64_t rows, const StepArrays& arrays, const float* x) {
+  gdn_linear_argmax_args args = GreedyArgs(rows);
+  args.x = x;
+  args.position = arrays.position;
+  args.token = arrays.token;
+  args.logprob = arrays.logprob;
+  args.early_start = ops_->timing() ? 0 : 1;
+  return ops_->Run("head", gdn_linear_argmax, args);
 }
 
 absl::Status CudaHead::SendChoiceInputs(const CudaBatch& batch) {

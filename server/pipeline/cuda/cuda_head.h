@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "gdn/kernels/linear.h"
+#include "gdn/kernels/linear_argmax.h"
 #include "gdn/kernels/sampling.h"
 #include "server/model/model_spec.h"
 #include "server/pipeline/cuda/cuda_batch.h"
@@ -26,12 +27,17 @@ class CudaHead {
 
   // Logits and choices of the first `rows` rows of x, for a graph.
   absl::Status RunDense(int64_t rows, const StepArrays& arrays, const float* x);
+  // The same for at most greedy_rows() rows that are all greedy, without logits in memory.
+  absl::Status RunGreedy(int64_t rows, const StepArrays& arrays, const float* x);
+  int64_t greedy_rows() const { return greedy_rows_; }
   // Logits, choices and whatever else the batch asks for, on their way to the batch's memory.
   absl::Status Run(CudaBatch* batch, const StepArrays& arrays, const float* x);
 
   static constexpr int32_t kMaxTopLogprobs = 64;
 
  private:
+  absl::Status PrepareGreedy();
+  gdn_linear_argmax_args GreedyArgs(int64_t rows) const;
   absl::Status Logits(int64_t rows, const float* x, bool early_start);
   absl::Status Sample(int64_t rows, const StepArrays& arrays, const CudaBatch* batch);
   absl::Status SendChoiceInputs(const CudaBatch& batch);
@@ -41,6 +47,7 @@ class CudaHead {
   const DeviceModel* weights_ = nullptr;
   CudaOps* ops_ = nullptr;
   int64_t max_rows_ = 0;
+  int64_t greedy_rows_ = 0;
   LinearPlan plan_;
   DeviceArray<float> gathered_;         // [max_rows, hidden]
   DeviceArray<float> logits_;           // [max_rows, vocab]

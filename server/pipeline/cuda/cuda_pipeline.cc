@@ -57,7 +57,7 @@ class CudaPipeline final : public Pipeline {
     return CudaStatus(cudaSetDevice(options_.device_index), "cannot use the device");
   }
   absl::Status LaunchBatch(std::span<const SequenceInput> inputs, CudaBatch* batch);
-  absl::Status LaunchDecode(int64_t rows);
+  absl::Status LaunchDecode(int64_t rows, bool greedy);
   absl::Status LaunchPacked(std::span<const SequenceInput> inputs, CudaBatch* batch);
   absl::Status Embed(int64_t tokens);
   absl::Status SendPacked(std::span<const SequenceInput> inputs, const CudaBatch& batch);
@@ -80,6 +80,7 @@ class CudaPipeline final : public Pipeline {
   DeviceArray<float> x_;             // [max_step_tokens, hidden], the residual stream
   DeviceArray<int32_t> cu_seqlens_;  // [max_rows + 1]
   DecodeGraphs graphs_;
+  DecodeGraphs greedy_graphs_;
   std::array<CudaBatch, 2> batches_;
   int64_t launched_ = 0;
   int64_t awaited_ = 0;
@@ -127,8 +128,13 @@ absl::Status CudaPipeline::Create(model::Model model, CudaReport* report) {
   info_.workspace_bytes = ops_.workspace_bytes();
 
   if (info_.has_embedding && info_.has_head) {
-    GDN_RETURN_IF_ERROR(graphs_.Capture(max_rows, ops_.stream(),
-                                        [this](int64_t rows) { return LaunchDecode(rows); }));
+    GDN_RETURN_IF_ERROR(graphs_.Capture(
+        max_rows, ops_.stream(), [this](int64_t rows) { return LaunchDecode(rows, false); }));
+    if (head_.greedy_rows() > 0) {
+      GDN_RETURN_IF_ERROR(
+          greedy_graphs_.Capture(head_.greedy_rows(), ops_.stream(),
+                                 [this](int64_t rows) { return LaunchDecode(rows, true); }));
+    }
     GDN_RETURN_IF_ERROR(
         CudaStatus(cudaStreamSynchronize(ops_.stream()), "cannot capture a decode step"));
     GDN_RETURN_IF_ERROR(io_.Reset());
@@ -141,8 +147,9 @@ absl::Status CudaPipeline::Create(model::Model model, CudaReport* report) {
   report->upload_bytes_per_second = weights_.upload_bytes_per_second;
   report->state_bytes = info_.num_slots * info_.state_bytes_per_slot;
   report->free_bytes = left->free_bytes;
-  report->num_graphs = graphs_.size();
+  report->num_graphs = graphs_.size() + greedy_graphs_.size();
   report->graph_sizes = graphs_.Sizes();
+  report->greedy_graph_sizes = greedy_graphs_.Sizes();
   return absl::OkStatus();
 }
 
@@ -199,7 +206,9 @@ absl::Status CudaPipeline::LaunchBatch(std::span<const SequenceInput> inputs, Cu
                 !(launched_ > awaited_ && previous->timed);
   const auto rows = static_cast<int64_t>(inputs.size());
   const bool graph = next->decode && !next->timed;
-  const int64_t padded = graph ? graphs_.PaddedRows(rows) : rows;
+  const bool greedy = next->greedy && rows <= head_.greedy_rows();
+  const DecodeGraphs& graphs = greedy ? greedy_graphs_ : graphs_;
+  const int64_t padded = graph ? graphs.PaddedRows(rows) : rows;
   GDN_RETURN_IF_ERROR(next->Fill(inputs, info_, previous, padded, io_.rows(launched_)));
   next->measured = timer_ != nullptr;
   if (next->measured) {
@@ -208,12 +217,12 @@ absl::Status CudaPipeline::LaunchBatch(std::span<const SequenceInput> inputs, Cu
     GDN_RETURN_IF_ERROR(
         CudaStatus(cudaEventRecord(next->begin.get(), ops_.stream()), "cannot time a step"));
   }
-  if (graph) return graphs_.Launch(padded, ops_.stream());
+  if (graph) return graphs.Launch(padded, ops_.stream());
   if (next->timed) {
     ops_.StartTiming();
     timer_->OnDecodeStateBytes(2 * info_.state_bytes_per_slot * next->plan.steps.size());
   }
-  GDN_RETURN_IF_ERROR(next->decode ? LaunchDecode(rows) : LaunchPacked(inputs, next));
+  GDN_RETURN_IF_ERROR(next->decode ? LaunchDecode(rows, greedy) : LaunchPacked(inputs, next));
   return next->timed ? ops_.StopTiming() : absl::OkStatus();
 }
 
@@ -231,13 +240,14 @@ absl::Status CudaPipeline::Embed(int64_t tokens) {
   return ops_.Run("embedding", gdn_embedding, args);
 }
 
-absl::Status CudaPipeline::LaunchDecode(int64_t rows) {
+absl::Status CudaPipeline::LaunchDecode(int64_t rows, bool greedy) {
   GDN_RETURN_IF_ERROR(ops_.Section("step_io"));
   GDN_RETURN_IF_ERROR(io_.Begin(rows, rows, rows, ops_.stream()));
   GDN_RETURN_IF_ERROR(Embed(rows));
   const StackBatch stack = {.step_rows = rows, .num_tokens = rows};
   GDN_RETURN_IF_ERROR(stack_.Run(stack, io_.arrays(), x_.data()));
-  GDN_RETURN_IF_ERROR(head_.RunDense(rows, io_.arrays(), x_.data()));
+  GDN_RETURN_IF_ERROR(greedy ? head_.RunGreedy(rows, io_.arrays(), x_.data())
+                             : head_.RunDense(rows, io_.arrays(), x_.data()));
   GDN_RETURN_IF_ERROR(ops_.Section("step_io"));
   return io_.End(rows, x_.data(), info_.hidden_size, ops_.stream());
 }

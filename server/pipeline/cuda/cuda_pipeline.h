@@ -41,6 +41,7 @@ struct CudaReport {
   int64_t free_bytes = 0;  // Of device memory, afterwards.
   int64_t num_graphs = 0;
   std::vector<DecodeGraphs::Size> graph_sizes;
+  std::vector<DecodeGraphs::Size> greedy_graph_sizes;  // Of steps whose rows are all greedy.
 };
 
 // Loads the weights (whose host memory is then let go), allocates the state pool and everything

@@ -13,7 +13,8 @@
  *  Sequences, lengths of 0 included, follow cu_seqlens; tokens from cu_seqlens[N] on are neither
  *  read nor written. FP32 arithmetic (REF: FP64). No output may overlap an input or another output.
  *
- *  Back ends: REF and CPU (the chunked prefill); CUDA answers GDN_BACKEND_UNAVAILABLE.
+ *  Back ends: REF, CPU and CUDA; the last two run the prefill of delta_rule.h. On CUDA cu_seqlens
+ * is only read on the device.
  */
 #ifndef GDN_KERNELS_DELTA_RULE_FORWARD_H_
 #define GDN_KERNELS_DELTA_RULE_FORWARD_H_
@@ -67,5 +68,9 @@ namespace gdn::cpu {
 gdn_status DeltaRuleForward(const gdn_exec&, const gdn_delta_rule_forward_args&);
 size_t DeltaRuleForwardWorkspace(const gdn_exec&, const gdn_delta_rule_forward_args&);
 }  // namespace gdn::cpu
+namespace gdn::cuda {
+gdn_status DeltaRuleForward(const gdn_exec&, const gdn_delta_rule_forward_args&);
+size_t DeltaRuleForwardWorkspace(const gdn_delta_rule_forward_args&);
+}  // namespace gdn::cuda
 #endif
 #endif /* GDN_KERNELS_DELTA_RULE_FORWARD_H_ */

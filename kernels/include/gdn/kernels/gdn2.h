@@ -20,7 +20,7 @@
  * and none may be the read slot of another row; the op does not check this. The output gate (SiLU
  * or sigmoid) belongs to gated_rms_norm.h; f, b, w become g, erase, write in gdn2_gates.h.
  *
- *  Back ends: REF and CPU; CUDA answers GDN_BACKEND_UNAVAILABLE. No workspace.
+ *  Back ends: REF, CPU and CUDA, where cu_seqlens is only read on the device. No workspace.
  *  Source: arXiv 2605.22791; flash-linear-attention, fla/ops/gdn2/naive.py.
  */
 #ifndef GDN_KERNELS_GDN2_H_
@@ -79,5 +79,9 @@ namespace gdn::cpu {
 gdn_status Gdn2Step(const gdn_exec&, const gdn2_args&);
 gdn_status Gdn2Prefill(const gdn_exec&, const gdn2_args&);
 }  // namespace gdn::cpu
+namespace gdn::cuda {
+gdn_status Gdn2Step(const gdn_exec&, const gdn2_args&);
+gdn_status Gdn2Prefill(const gdn_exec&, const gdn2_args&);
+}  // namespace gdn::cuda
 #endif
 #endif /* GDN_KERNELS_GDN2_H_ */

@@ -13,7 +13,7 @@
  *  and rstd, types, boundaries and determinism: as in delta_rule_backward.h. The gates' own
  *  gradients: gdn2_gates.h.
  *
- *  Back ends: REF and CPU; CUDA answers GDN_BACKEND_UNAVAILABLE.
+ *  Back ends: REF, CPU and CUDA. On CUDA cu_seqlens is only read on the device.
  */
 #ifndef GDN_KERNELS_GDN2_BACKWARD_H_
 #define GDN_KERNELS_GDN2_BACKWARD_H_
@@ -81,5 +81,9 @@ namespace gdn::cpu {
 gdn_status Gdn2Backward(const gdn_exec&, const gdn2_backward_args&);
 size_t Gdn2BackwardWorkspace(const gdn_exec&, const gdn2_backward_args&);
 }  // namespace gdn::cpu
+namespace gdn::cuda {
+gdn_status Gdn2Backward(const gdn_exec&, const gdn2_backward_args&);
+size_t Gdn2BackwardWorkspace(const gdn2_backward_args&);
+}  // namespace gdn::cuda
 #endif
 #endif /* GDN_KERNELS_GDN2_BACKWARD_H_ */

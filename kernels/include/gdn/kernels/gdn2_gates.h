@@ -19,9 +19,9 @@
  *  Nothing but the forward's inputs is saved. Sums have one order: repeats are bit-equal. Backward
  *  outputs are overwritten, not added to. No output may overlap an input or another output.
  *
- *  REF computes in FP64 and rounds once on the store. Back end: REF; CPU and CUDA answer
- *  GDN_BACKEND_UNAVAILABLE. No workspace. Source: flash-linear-attention, fla/ops/gdn2;
- * Megatron-LM, megatron/core/ssm/gated_delta_net/gdn2.py.
+ *  FP32 arithmetic (REF: FP64), one rounding on the store. Back ends: REF, CPU and CUDA. No
+ *  workspace. Source: flash-linear-attention, fla/ops/gdn2; Megatron-LM,
+ *  megatron/core/ssm/gated_delta_net/gdn2.py.
  */
 #ifndef GDN_KERNELS_GDN2_GATES_H_
 #define GDN_KERNELS_GDN2_GATES_H_
@@ -85,5 +85,9 @@ namespace gdn::cpu {
 gdn_status Gdn2Gates(const gdn_exec&, const gdn2_gates_args&);
 gdn_status Gdn2GatesBackward(const gdn_exec&, const gdn2_gates_backward_args&);
 }  // namespace gdn::cpu
+namespace gdn::cuda {
+gdn_status Gdn2Gates(const gdn_exec&, const gdn2_gates_args&);
+gdn_status Gdn2GatesBackward(const gdn_exec&, const gdn2_gates_backward_args&);
+}  // namespace gdn::cuda
 #endif
 #endif /* GDN_KERNELS_GDN2_GATES_H_ */

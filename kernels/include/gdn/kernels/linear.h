@@ -11,10 +11,10 @@
  *  in FP32, y is rounded once to its type. REF: the same roundings of n and y, all else FP64.
  *
  *  CUDA: up to 16 rows (on sm_90 up to 8) take one launch that streams the weights once; on sm_90
- *  up to 64 rows take one launch of the tensor cores, after one that makes n; more take cuBLASLt,
- *  in passes of at most 1024 rows, which bounds the workspace: n in the weight's type and, for
- *  SILU_MUL, p in FP32 for one pass, and what cuBLASLt asks for (32 MiB at most). A workspace for
- *  some rows serves fewer rows too.
+ *  up to 64 rows, and any number for SILU_MUL, take one launch of the tensor cores, after one that
+ *  makes n; more take cuBLASLt. Passes of at most 8192 rows bound the workspace: n in the weight's
+ *  type and what cuBLASLt asks for (32 MiB at most); before sm_90 SILU_MUL also takes p in FP32, in
+ *  passes of 1024 rows. A workspace for some rows serves fewer rows too.
  *
  *  Weights are [N, K] dense, K contiguous, as checkpoints store them; they are not packed.
  *

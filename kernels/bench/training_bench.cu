@@ -1,0 +1,257 @@
+// The gated delta rule's training forward and backward on a GPU.
+//
+// Times are medians over replays of a CUDA graph. `backward` runs on what `forward` saved; tensors
+// together exceed the L2 many times; `whole` and `halves` are the backward with either split of its
+// walks over the chunks, of which it takes the faster. Milliseconds. Saved bytes are those of
+// gdn_delta_rule_saved_bytes. After the times the backward is repeated, and its outputs compared
+// bit by bit.
+//
+// usage: training_bench [--cases=8x4096,1x32768,...] [--heads=16:32,...] [--replays=20]
+//        [--repeats=20]
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gdn/kernels/delta_rule_backward.h"
+#include "gdn/kernels/delta_rule_forward.h"
+#include "gdn/kernels/delta_rule_saved.h"
+#include "kernels/bench/cuda_bench.h"
+#include "kernels/cuda/delta_rule_backward_chunk.h"
+
+namespace {
+
+using gdn::bench::FillUniform;
+using gdn::bench::ForEach;
+using gdn::bench::GraphTimer;
+using gdn::bench::Must;
+
+constexpr int64_t kDim = 128;
+
+template <typename T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t count) : count_(count) {
+    Must(cudaMalloc(&data_, static_cast<size_t>(count) * sizeof(T)), "allocation");
+  }
+  Buffer(int64_t count, float low, float high) : Buffer(count) {
+    FillUniform<<<4096, 256>>>(data_, count_, low, high);
+    Must(cudaGetLastError(), "fill");
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { cudaFree(data_); }
+  T* get() const { return data_; }
+  std::vector<T> Download() const {
+    std::vector<T> host(static_cast<size_t>(count_));
+    Must(cudaMemcpy(host.data(), data_, host.size() * sizeof(T), cudaMemcpyDeviceToHost),
+         "download");
+    return host;
+  }
+
+ private:
+  T* data_ = nullptr;
+  int64_t count_;
+};
+
+struct Options {
+  std::vector<std::pair<int64_t, int64_t>> cases = {{8, 4096}, {1, 32768}, {16, 2048}};
+  std::vector<std::pair<int64_t, int64_t>> heads = {{16, 32}};
+  int replays = 20;
+  int repeats = 20;
+};
+
+class Bench {
+ public:
+  explicit Bench(const Options& options) : options_(options) {
+    cudaDeviceProp properties;
+    Must(cudaGetDeviceProperties(&properties, 0), "device");
+    std::printf("%s, BF16, K = V = %lld, norm of q and k in the kernel\n", properties.name,
+                static_cast<long long>(kDim));
+    std::printf("%-7s %-9s | %9s %9s %6s %9s %9s | %10s %10s %10s | %s\n", "H:HV", "case",
+                "forward", "backward", "ratio", "whole", "halves", "saved MiB", "fwd wk MiB",
+                "bwd wk MiB", "repeats");
+  }
+
+  void Run() {
+    for (const auto& [key_heads, value_heads] : options_.heads) {
+      for (const auto& [sequences, length] : options_.cases) {
+        Case(key_heads, value_heads, sequences, length);
+      }
+    }
+  }
+
+ private:
+  void Case(int64_t H, int64_t HV, int64_t sequences, int64_t length) {
+    const int64_t tokens = sequences * length;
+    const int64_t keys = H * kDim;
+    const int64_t values = HV * kDim;
+    const Buffer<uint16_t> q(tokens * keys, -1.0f, 1.0f), k(tokens * keys, -1.0f, 1.0f);
+    const Buffer<uint16_t> v(tokens * values, -1.0f, 1.0f), d_o(tokens * values, -1.0f, 1.0f);
+    const Buffer<float> g(tokens * HV, -0.2f, 0.0f), beta(tokens * HV, 0.0f, 1.0f);
+    const Buffer<uint16_t> q_hat(tokens * keys), k_hat(tokens * keys), o(tokens * values);
+    const Buffer<float> q_rstd(tokens * H), k_rstd(tokens * H);
+    const Buffer<uint16_t> d_q(tokens * keys), d_k(tokens * keys), d_v(tokens * values);
+    const Buffer<float> d_g(tokens * HV), d_beta(tokens * HV);
+    const Buffer<float> d_state(sequences * values * kDim);
+    std::vector<int32_t> cu;
+    for (int64_t i = 0; i <= sequences; ++i) cu.push_back(static_cast<int32_t>(i * length));
+    const Buffer<int32_t> cu_seqlens(static_cast<int64_t>(cu.size()));
+    Must(cudaMemcpy(cu_seqlens.get(), cu.data(), cu.size() * sizeof(int32_t),
+                    cudaMemcpyHostToDevice),
+         "upload");
+    Must(cudaDeviceSynchronize(), "inputs");
+
+    gdn_exec exec{};
+    exec.backend = GDN_BACKEND_CUDA;
+    exec.stream = timer_.stream();
+    gdn_delta_rule_forward_args forward{};
+    forward.sequences = sequences;
+    forward.cu_seqlens = cu_seqlens.get();
+    forward.key_heads = H;
+    forward.value_heads = HV;
+    forward.key_dim = forward.value_dim = kDim;
+    forward.q = q.get();
+    forward.k = k.get();
+    forward.v = v.get();
+    forward.qkv_dtype = forward.o_dtype = GDN_BF16;
+    forward.q_token_stride = forward.k_token_stride = keys;
+    forward.v_token_stride = forward.o_token_stride = values;
+    forward.g = g.get();
+    forward.beta = beta.get();
+    forward.use_qk_l2norm = 1;
+    forward.o = o.get();
+    forward.q_hat = q_hat.get();
+    forward.k_hat = k_hat.get();
+    forward.q_rstd = q_rstd.get();
+    forward.k_rstd = k_rstd.get();
+    gdn_delta_rule_backward_args backward{};
+    backward.tokens = tokens;
+    backward.sequences = sequences;
+    backward.cu_seqlens = cu_seqlens.get();
+    backward.key_heads = H;
+    backward.value_heads = HV;
+    backward.key_dim = backward.value_dim = kDim;
+    backward.q = q_hat.get();
+    backward.k = k_hat.get();
+    backward.q_rstd = q_rstd.get();
+    backward.k_rstd = k_rstd.get();
+    backward.v = v.get();
+    backward.qkv_dtype = backward.d_o_dtype = backward.d_qkv_dtype = GDN_BF16;
+    backward.q_token_stride = backward.k_token_stride = keys;
+    backward.d_q_token_stride = backward.d_k_token_stride = keys;
+    backward.v_token_stride = backward.d_o_token_stride = backward.d_v_token_stride = values;
+    backward.g = g.get();
+    backward.beta = beta.get();
+    backward.use_qk_l2norm = 1;
+    backward.d_o = d_o.get();
+    backward.d_q = d_q.get();
+    backward.d_k = d_k.get();
+    backward.d_v = d_v.get();
+    backward.d_g = d_g.get();
+    backward.d_beta = d_beta.get();
+    backward.d_initial_state = d_state.get();
+
+    size_t forward_bytes = 0, backward_bytes = 0;
+    Must(gdn_delta_rule_forward_workspace(&exec, &forward, &forward_bytes));
+    Must(gdn_delta_rule_backward_workspace(&exec, &backward, &backward_bytes));
+    const Buffer<uint8_t> workspace(
+        static_cast<int64_t>(forward_bytes > backward_bytes ? forward_bytes : backward_bytes));
+    exec.workspace = workspace.get();
+    exec.workspace_bytes = forward_bytes > backward_bytes ? forward_bytes : backward_bytes;
+    const double forward_us = timer_.Microseconds(
+        options_.replays, [&] { Must(gdn_delta_rule_forward(&exec, &forward)); });
+    const double backward_us = timer_.Microseconds(
+        options_.replays, [&] { Must(gdn_delta_rule_backward(&exec, &backward)); });
+
+    gdn::cuda::Device device;
+    Must(gdn::cuda::CurrentDevice("training_bench", &device));
+    const auto split_us = [&](gdn::cuda::BackwardSplit split) {
+      return timer_.Microseconds(options_.replays, [&] {
+        Must(gdn::cuda::LaunchChunkedBackward(exec, device, backward, split));
+      });
+    };
+    const double whole_us = split_us(gdn::cuda::BackwardSplit::kWhole);
+    const double halves_us = split_us(gdn::cuda::BackwardSplit::kHalves);
+
+    int equal = 0;
+    const auto first = std::make_pair(d_k.Download(), d_g.Download());
+    for (int i = 0; i < options_.repeats; ++i) {
+      Must(gdn_delta_rule_backward(&exec, &backward));
+      Must(cudaStreamSynchronize(timer_.stream()), "repeat");
+      const auto again = std::make_pair(d_k.Download(), d_g.Download());
+      const auto same = [](const auto& a, const auto& b) {
+        return std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0;
+      };
+      equal += same(again.first, first.first) && same(again.second, first.second) ? 1 : 0;
+    }
+
+    gdn_delta_rule_saved_args saved{};
+    saved.tokens = tokens;
+    saved.sequences = sequences;
+    saved.key_heads = H;
+    saved.value_heads = HV;
+    saved.key_dim = saved.value_dim = kDim;
+    saved.dtype = GDN_BF16;
+    saved.route = GDN_SAVED_KERNEL_NORM;
+    gdn_delta_rule_saved_bytes_result bytes{};
+    Must(gdn_delta_rule_saved_bytes(&saved, &bytes));
+    std::printf(
+        "%2lld:%-4lld %3lldx%-5lld | %9.4f %9.4f %6.2f %9.4f %9.4f | %10.1f %10.1f %10.1f | %d of "
+        "%d\n",
+        static_cast<long long>(H), static_cast<long long>(HV), static_cast<long long>(sequences),
+        static_cast<long long>(length), 1e-3 * forward_us, 1e-3 * backward_us,
+        backward_us / forward_us, 1e-3 * whole_us, 1e-3 * halves_us,
+        static_cast<double>(bytes.total) / (1 << 20),
+        static_cast<double>(forward_bytes) / (1 << 20),
+        static_cast<double>(backward_bytes) / (1 << 20), equal, options_.repeats);
+    std::fflush(stdout);
+  }
+
+  const Options options_;
+  const GraphTimer timer_;
+};
+
+std::vector<std::pair<int64_t, int64_t>> Pairs(const char* list, char separator) {
+  std::vector<std::pair<int64_t, int64_t>> pairs;
+  ForEach(list, [&](const std::string& item) {
+    pairs.emplace_back(std::stoll(item), std::stoll(item.substr(item.find(separator) + 1)));
+  });
+  return pairs;
+}
+
+Options Parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const size_t equals = std::min(argument.find('='), argument.size());
+    const std::string name = argument.substr(0, equals);
+    const char* const value = equals < argument.size() ? argv[i] + equals + 1 : "";
+    if (name == "--cases") {
+      options.cases = Pairs(value, 'x');
+    } else if (name == "--heads") {
+      options.heads = Pairs(value, ':');
+    } else if (name == "--replays") {
+      options.replays = std::stoi(value);
+    } else if (name == "--repeats") {
+      options.repeats = std::stoi(value);
+    } else {
+      std::fprintf(stderr, "training_bench: unknown option %s; see the head of training_bench.cu\n",
+                   argv[i]);
+      std::exit(2);
+    }
+  }
+  return options;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Bench(Parse(argc, argv)).Run();
+  return 0;
+}

@@ -1,0 +1,54 @@
+// The head and the greedy sampler, one after the other.
+#include "gdn/kernels/linear_argmax.h"
+
+#include <vector>
+
+#include "gdn/kernels/linear.h"
+#include "gdn/kernels/sampling.h"
+#include "kernels/common/linear_plan.h"
+#include "kernels/common/validate.h"
+
+namespace gdn::ref {
+
+gdn_status LinearArgmax(const gdn_exec& exec, const gdn_linear_argmax_args& args) {
+  gdn_linear_plan plan;
+  plan.shape.n = args.n;
+  plan.shape.k = args.k;
+  plan.shape.weight_dtype = args.weight_dtype;
+  plan.shape.y_dtype = GDN_F32;
+  plan.shape.max_rows = args.rows;
+  std::vector<float> logits(static_cast<size_t>(args.rows * args.n));
+  gdn_linear_args product{};
+  product.plan = &plan;
+  product.rows = args.rows;
+  product.x = args.x;
+  product.x_dtype = args.x_dtype;
+  product.x_row_stride = args.x_row_stride;
+  product.norm_weight = args.norm_weight;
+  product.norm_eps = args.norm_eps;
+  product.weight = args.weight;
+  product.y = logits.data();
+  product.y_row_stride = args.n;
+  GDN_RETURN_IF_ERROR(Linear(exec, product));
+
+  gdn_sampling_params greedy{};
+  greedy.top_p = 1.0f;
+  greedy.repetition_penalty = 1.0f;
+  const std::vector<gdn_sampling_params> params(static_cast<size_t>(args.rows), greedy);
+  gdn_sampling_args sample{};
+  sample.rows = args.rows;
+  sample.vocab = args.n;
+  sample.logits = logits.data();
+  sample.logits_row_stride = args.n;
+  sample.params = params.data();
+  sample.position = args.position;
+  sample.token = args.token;
+  sample.logprob = args.logprob;
+  std::vector<char> workspace(SampleWorkspace(exec, sample));
+  gdn_exec with_workspace = exec;
+  with_workspace.workspace = workspace.data();
+  with_workspace.workspace_bytes = workspace.size();
+  return Sample(with_workspace, sample);
+}
+
+}  // namespace gdn::ref
