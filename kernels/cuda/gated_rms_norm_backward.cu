@@ -9,6 +9,7 @@ namespace gdn::cuda {
 namespace {
 
 constexpr char kOp[] = "gated_rms_norm_backward";
+
 // Rows behind each partial row of dgamma: a function of the extents alone, so that no device moves
 // a bit. Short rows: enough blocks to even out what multiprocessors get of the memory's bandwidth,
 // few enough for the partial rows to be small beside the input.
