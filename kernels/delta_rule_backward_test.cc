@@ -256,50 +256,58 @@ TEST(DeltaRuleForward, EveryShapeMatchesRef) {
   }
 }
 
+void ExpectKernelRouteEqualsCallerRoute(const Backend& backend, const RuleShape& shape) {
+  RuleProblem kernel(shape, 51);
+  for (double& value : kernel.q) value *= 3.0;
+  for (double& value : kernel.k) value *= 0.5;
+  RuleProblem caller = kernel;
+  caller.shape.normalize = false;
+  const RuleOutputs expected = kernel.Forward(backend);
+  for (Doubles* x : {&caller.q, &caller.k}) {
+    const Rows in(shape.dtype, kernel.tokens(), kernel.keys(), 0, *x);
+    Rows out(shape.dtype, kernel.tokens(), kernel.keys(), 0);
+    Floats rstd(static_cast<size_t>(kernel.tokens() * shape.key_heads));
+    Place at(backend);
+    const gdn_l2_norm_args args{kernel.tokens() * shape.key_heads,
+                                shape.key_dim,
+                                in.In(at),
+                                shape.dtype,
+                                shape.key_dim,
+                                out.Out(at),
+                                shape.dtype,
+                                shape.key_dim,
+                                at.Out(rstd.data(), rstd.size()),
+                                1e-6f,
+                                1.0f};
+    ASSERT_EQ(at.Call(gdn_l2_norm, args), GDN_OK) << gdn_last_error();
+    const Floats y = out.Take(kernel.tokens());
+    EXPECT_EQ(y, x == &caller.q ? expected.q_hat : expected.k_hat);
+    EXPECT_EQ(rstd, x == &caller.q ? expected.q_rstd : expected.k_rstd);
+    x->assign(y.begin(), y.end());
+  }
+  const RuleOutputs got = caller.Forward(backend);
+  EXPECT_EQ(got.o, expected.o);
+  EXPECT_EQ(got.state, expected.state);
+  // The gradients by v, the gates and the state are then those of the same rule.
+  if (backend.backend != GDN_BACKEND_REF) return;
+  EXPECT_EQ(caller.Backward().v, kernel.Backward().v);
+  EXPECT_EQ(caller.Backward().beta, kernel.Backward().beta);
+}
+
 // A18: kernel-normalised is caller-normalised, bit for bit, when both round in the same place.
 TEST(DeltaRuleForward, A18KernelRouteEqualsCallerRoute) {
   std::vector<Backend> backends = PlacesUnderTest();
   backends.push_back(kRef);
   for (const Backend& backend : backends) {
     for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
-      RuleShape shape;
-      shape.dtype = dtype;
-      shape.key_dim = 16;
-      RuleProblem kernel(shape, 51);
-      for (double& value : kernel.q) value *= 3.0;
-      for (double& value : kernel.k) value *= 0.5;
-      RuleProblem caller = kernel;
-      caller.shape.normalize = false;
-      const RuleOutputs expected = kernel.Forward(backend);
-      for (Doubles* x : {&caller.q, &caller.k}) {
-        const Rows in(dtype, kernel.tokens(), kernel.keys(), 0, *x);
-        Rows out(dtype, kernel.tokens(), kernel.keys(), 0);
-        Floats rstd(static_cast<size_t>(kernel.tokens() * shape.key_heads));
-        Place at(backend);
-        const gdn_l2_norm_args args{kernel.tokens() * shape.key_heads,
-                                    shape.key_dim,
-                                    in.In(at),
-                                    dtype,
-                                    shape.key_dim,
-                                    out.Out(at),
-                                    dtype,
-                                    shape.key_dim,
-                                    at.Out(rstd.data(), rstd.size()),
-                                    1e-6f,
-                                    1.0f};
-        ASSERT_EQ(at.Call(gdn_l2_norm, args), GDN_OK) << gdn_last_error();
-        const Floats y = out.Take(kernel.tokens());
-        EXPECT_EQ(y, x == &caller.q ? expected.q_hat : expected.k_hat);
-        EXPECT_EQ(rstd, x == &caller.q ? expected.q_rstd : expected.k_rstd);
-        x->assign(y.begin(), y.end());
+      for (int64_t key_dim : {16, 64, 128}) {
+        RuleShape shape;
+        shape.dtype = dtype;
+        shape.key_dim = key_dim;
+        shape.value_dim = key_dim == 128 ? 128 : 3;
+        shape.pad = 8;
+        ExpectKernelRouteEqualsCallerRoute(backend, shape);
       }
-      const RuleOutputs got = caller.Forward(backend);
-      EXPECT_EQ(got.o, expected.o);
-      EXPECT_EQ(got.state, expected.state);
-      // The gradients by v, the gates and the state are then those of the same rule.
-      if (backend.backend != GDN_BACKEND_REF) continue;
-      EXPECT_EQ(caller.Backward().v, kernel.Backward().v);
-      EXPECT_EQ(caller.Backward().beta, kernel.Backward().beta);
     }
   }
 }

@@ -1,8 +1,10 @@
 // The gated delta rule's training forward and backward on a GPU.
 //
 // Times are medians over replays of a CUDA graph. `backward` runs on what `forward` saved; tensors
-// together exceed the L2 many times. Saved bytes are those of gdn_delta_rule_saved_bytes. After the
-// times the backward is repeated, and its outputs compared bit by bit.
+// together exceed the L2 many times; `whole` and `halves` are the backward with either split of its
+// walks over the chunks, of which it takes the faster. Milliseconds. Saved bytes are those of
+// gdn_delta_rule_saved_bytes. After the times the backward is repeated, and its outputs compared
+// bit by bit.
 //
 // usage: training_bench [--cases=8x4096,1x32768,...] [--heads=16:32,...] [--replays=20]
 //        [--repeats=20]
@@ -20,6 +22,7 @@
 #include "gdn/kernels/delta_rule_forward.h"
 #include "gdn/kernels/delta_rule_saved.h"
 #include "kernels/bench/cuda_bench.h"
+#include "kernels/cuda/delta_rule_backward_chunk.h"
 
 namespace {
 
@@ -70,8 +73,9 @@ class Bench {
     Must(cudaGetDeviceProperties(&properties, 0), "device");
     std::printf("%s, BF16, K = V = %lld, norm of q and k in the kernel\n", properties.name,
                 static_cast<long long>(kDim));
-    std::printf("%-7s %-9s | %9s %9s %6s | %10s %10s %10s | %s\n", "H:HV", "case", "forward",
-                "backward", "ratio", "saved MiB", "fwd wk MiB", "bwd wk MiB", "repeats");
+    std::printf("%-7s %-9s | %9s %9s %6s %9s %9s | %10s %10s %10s | %s\n", "H:HV", "case",
+                "forward", "backward", "ratio", "whole", "halves", "saved MiB", "fwd wk MiB",
+                "bwd wk MiB", "repeats");
   }
 
   void Run() {
@@ -165,6 +169,16 @@ class Bench {
     const double backward_us = timer_.Microseconds(
         options_.replays, [&] { Must(gdn_delta_rule_backward(&exec, &backward)); });
 
+    gdn::cuda::Device device;
+    Must(gdn::cuda::CurrentDevice("training_bench", &device));
+    const auto split_us = [&](gdn::cuda::BackwardSplit split) {
+      return timer_.Microseconds(options_.replays, [&] {
+        Must(gdn::cuda::LaunchChunkedBackward(exec, device, backward, split));
+      });
+    };
+    const double whole_us = split_us(gdn::cuda::BackwardSplit::kWhole);
+    const double halves_us = split_us(gdn::cuda::BackwardSplit::kHalves);
+
     int equal = 0;
     const auto first = std::make_pair(d_k.Download(), d_g.Download());
     for (int i = 0; i < options_.repeats; ++i) {
@@ -187,13 +201,15 @@ class Bench {
     saved.route = GDN_SAVED_KERNEL_NORM;
     gdn_delta_rule_saved_bytes_result bytes{};
     Must(gdn_delta_rule_saved_bytes(&saved, &bytes));
-    std::printf("%2lld:%-4lld %3lldx%-5lld | %9.4f %9.4f %6.2f | %10.1f %10.1f %10.1f | %d of %d\n",
-                static_cast<long long>(H), static_cast<long long>(HV),
-                static_cast<long long>(sequences), static_cast<long long>(length),
-                1e-3 * forward_us, 1e-3 * backward_us, backward_us / forward_us,
-                static_cast<double>(bytes.total) / (1 << 20),
-                static_cast<double>(forward_bytes) / (1 << 20),
-                static_cast<double>(backward_bytes) / (1 << 20), equal, options_.repeats);
+    std::printf(
+        "%2lld:%-4lld %3lldx%-5lld | %9.4f %9.4f %6.2f %9.4f %9.4f | %10.1f %10.1f %10.1f | %d of "
+        "%d\n",
+        static_cast<long long>(H), static_cast<long long>(HV), static_cast<long long>(sequences),
+        static_cast<long long>(length), 1e-3 * forward_us, 1e-3 * backward_us,
+        backward_us / forward_us, 1e-3 * whole_us, 1e-3 * halves_us,
+        static_cast<double>(bytes.total) / (1 << 20),
+        static_cast<double>(forward_bytes) / (1 << 20),
+        static_cast<double>(backward_bytes) / (1 << 20), equal, options_.repeats);
     std::fflush(stdout);
   }
 

@@ -1,5 +1,6 @@
 #include "kernels/cuda/delta_rule_backward_chunk.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/cuda/delta_rule_backward_chunk.cuh"
@@ -24,27 +25,41 @@ gdn_status Launch(const BackwardParams& params, dim3 grid, int threads, cudaStre
   return CheckLaunch(kOp);
 }
 
-template <typename X, int kGroups>
+template <typename X, int kPanels, int kGroups>
 gdn_status LaunchWalks(const BackwardParams& params, cudaStream_t stream) {
   const auto blocks =
-      static_cast<unsigned>(params.args.sequences * params.args.value_heads * (2 / kGroups));
-  const gdn_status status = Launch<StatesKernel<X, kGroups>, StatesShared<kGroups>>(
-      params, blocks, kGroups * kGroup, stream);
+      static_cast<unsigned>(params.args.sequences * params.args.value_heads * (kPanels / kGroups));
+  const gdn_status status =
+      Launch<StatesKernel<X, kPanels, kGroups>, StatesShared<kPanels, kGroups>>(
+          params, blocks, kGroups * kGroup, stream);
   if (status != GDN_OK) return status;
-  return Launch<StateGradientsKernel<X, kGroups>, StateGradientsShared<kGroups>>(
+  return Launch<StateGradientsKernel<X, kPanels, kGroups>, StateGradientsShared<kPanels, kGroups>>(
       params, blocks, kGroups * kGroup, stream);
 }
 
-template <typename X>
-gdn_status LaunchAll(const BackwardParams& params, bool halves, cudaStream_t stream) {
+template <typename X, int kPanels>
+gdn_status LaunchAll(const BackwardParams& params, const Device& device, bool halves,
+                     cudaStream_t stream) {
   const gdn_delta_rule_backward_args& args = params.args;
   const dim3 chunks(static_cast<unsigned>(ChunkSlots(args.tokens, args.sequences)),
                     static_cast<unsigned>(args.key_heads));
-  gdn_status status = Launch<PrepareKernel<X>, PrepareShared>(params, chunks, kGroup, stream);
+  gdn_status status =
+      Launch<PrepareKernel<X, kPanels>, PrepareShared<kPanels>>(params, chunks, kGroup, stream);
   if (status != GDN_OK) return status;
-  status = halves ? LaunchWalks<X, 1>(params, stream) : LaunchWalks<X, 2>(params, stream);
+  status = halves ? LaunchWalks<X, kPanels, 1>(params, stream)
+                  : LaunchWalks<X, kPanels, kPanels>(params, stream);
   if (status != GDN_OK) return status;
-  return Launch<KeysKernel<X>, KeysShared>(params, chunks, kKeysThreads, stream);
+  const int64_t units = int64_t{chunks.x} * chunks.y;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(units, device.multiprocessors));
+  return Launch<KeysKernel<X, kPanels>, KeysShared<kPanels>>(params, blocks, kKeysThreads<kPanels>,
+                                                             stream);
+}
+
+template <typename X>
+gdn_status LaunchDim(const BackwardParams& params, const Device& device, bool halves,
+                     cudaStream_t stream) {
+  return params.args.key_dim == kDim ? LaunchAll<X, 2>(params, device, halves, stream)
+                                     : LaunchAll<X, 1>(params, device, halves, stream);
 }
 
 bool IsAligned(const void* data, uintptr_t bytes) {
@@ -57,7 +72,8 @@ bool MayCoverChunkedBackward(const gdn_delta_rule_backward_args& a) {
 #ifndef GDN_SM90A
   return false;
 #else
-  if (a.key_dim != kDim || a.value_dim != kDim) return false;
+  if (a.key_dim != a.value_dim) return false;
+  if (a.key_dim != kDim && a.key_dim != kDim / 2) return false;
   if (a.qkv_dtype != GDN_BF16 && a.qkv_dtype != GDN_F16) return false;
   if (a.d_o_dtype != a.qkv_dtype || a.d_qkv_dtype != a.qkv_dtype) return false;
   constexpr int64_t kVector = 8;
@@ -84,14 +100,16 @@ bool CoversChunkedBackward(const Device& device, const gdn_delta_rule_backward_a
 
 size_t ChunkedBackwardWorkspace(const gdn_delta_rule_backward_args& args) {
   return static_cast<size_t>(ChunkSlots(args.tokens, args.sequences) * args.value_heads *
-                             kBackwardBytes);
+                             BackwardBytes(args.key_dim / kPanelColumns));
 }
 
 gdn_status LaunchChunkedBackward(const gdn_exec& exec, const Device& device,
                                  const gdn_delta_rule_backward_args& args, BackwardSplit split) {
   BackwardParams params{};
   params.args = args;
-  params.scale = args.scale != 0.0f ? args.scale : static_cast<float>(1.0 / std::sqrt(1.0 * kDim));
+  params.scale = args.scale != 0.0f
+                     ? args.scale
+                     : static_cast<float>(1.0 / std::sqrt(static_cast<double>(args.key_dim)));
   params.ratio = static_cast<int32_t>(args.value_heads / args.key_heads);
   params.workspace = LayOutBackward(args, exec.workspace);
   if (split == BackwardSplit::kAuto) {
@@ -100,8 +118,8 @@ gdn_status LaunchChunkedBackward(const gdn_exec& exec, const Device& device,
     split = 2 * units <= device.multiprocessors ? BackwardSplit::kHalves : BackwardSplit::kWhole;
   }
   const bool halves = split == BackwardSplit::kHalves;
-  return args.qkv_dtype == GDN_BF16 ? LaunchAll<Bf16>(params, halves, Stream(exec))
-                                    : LaunchAll<F16>(params, halves, Stream(exec));
+  return args.qkv_dtype == GDN_BF16 ? LaunchDim<Bf16>(params, device, halves, Stream(exec))
+                                    : LaunchDim<F16>(params, device, halves, Stream(exec));
 }
 
 }  // namespace gdn::cuda

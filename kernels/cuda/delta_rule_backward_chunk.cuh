@@ -1,6 +1,6 @@
-// The chunked backward of the gated delta rule for K = V = 128 on the matrix units of sm_90a: what
-// its four kernels share. Chunks of 64 tokens are aligned to the sequence's own start; G, M, T, R,
-// U and S are those of delta_rule_chunk.cuh, P has the output's scale:
+// The chunked backward of the gated delta rule for K = V = 64 or 128 on the matrix units of
+// sm_90a: what its four kernels share. Chunks of 64 tokens are aligned to the sequence's own start;
+// G, M, T, R, U and S are those of delta_rule_chunk.cuh, P has the output's scale:
 //     P[i][j] = scale exp(G_i - G_j) q_i.k_j  (j <= i)        E_j = exp(G_63 - G_j)
 // With dS the gradient by the state after the chunk, and D for d_o:
 //     dU = P^T D + E (k dS^T)        dR = T^T dU        d_v = beta dR
@@ -37,23 +37,40 @@
 
 namespace gdn::cuda::chunk {
 
-// Tiles in the workspace and in shared memory are panels: kPanelElements of 64 rows of tokens, or
-// twice that, 128 rows of value columns, for states.
-constexpr int kStatePanelElements = 2 * kPanelElements;
+// Tiles in the workspace and in shared memory are kPanels panels of 64 columns, one or two: of 64
+// rows of tokens, or of kPanels times as many rows of value columns for states.
+template <int kPanels>
+using Tile = uint16_t[kPanels][kPanelElements];
+template <int kPanels>
+using StateTile = uint16_t[kPanels][kPanels * kPanelElements];
 constexpr int64_t kTileBytes = 2 * int64_t{kPanelElements};
+
+// Coefficients of the tokens of a chunk, whose keys are unit keys.
+struct UnitScalars {
+  float beta[kChunk];
+  float remembered[kChunk];
+  float decay[kChunk];
+  float to_end[kChunk];
+  float log_decay[kChunk];
+};
+
+__device__ inline float2 KeySizes(const UnitScalars&, int) { return make_float2(1.0f, 1.0f); }
+__device__ inline float KeySize(const UnitScalars&, int) { return 1.0f; }
 
 // For each slot and value head.
 struct BackwardWorkspace {
   char* scalars;  // UnitScalars
   char* t;        // A panel, as is p.
   char* p;
-  char* u;  // Two panels of 64 value columns, as is d_r.
+  char* u;  // Panels of 64 value columns, as is d_r.
   char* d_r;
-  char* states;    // S before the chunk: two panels of 64 key columns, as is d_states.
+  char* states;    // S before the chunk: panels of 64 key columns, as is d_states.
   char* d_states;  // dS after the chunk.
 };
 constexpr int64_t kScalarBytes = sizeof(UnitScalars);
-constexpr int64_t kBackwardBytes = kScalarBytes + (1 + 1 + 2 + 2 + 4 + 4) * kTileBytes;
+constexpr int64_t BackwardBytes(int64_t panels) {
+  return kScalarBytes + (2 + 2 * panels + 2 * panels * panels) * kTileBytes;
+}
 
 struct BackwardParams {
   gdn_delta_rule_backward_args args;
@@ -64,14 +81,15 @@ struct BackwardParams {
 
 inline BackwardWorkspace LayOutBackward(const gdn_delta_rule_backward_args& a, void* workspace) {
   const int64_t tiles = ChunkSlots(a.tokens, a.sequences) * a.value_heads;
+  const int64_t panels = a.key_dim / kPanelColumns;
   BackwardWorkspace w;
   w.t = static_cast<char*>(workspace);
   w.p = w.t + tiles * kTileBytes;
   w.u = w.p + tiles * kTileBytes;
-  w.d_r = w.u + tiles * 2 * kTileBytes;
-  w.states = w.d_r + tiles * 2 * kTileBytes;
-  w.d_states = w.states + tiles * 4 * kTileBytes;
-  w.scalars = w.d_states + tiles * 4 * kTileBytes;
+  w.d_r = w.u + tiles * panels * kTileBytes;
+  w.states = w.d_r + tiles * panels * kTileBytes;
+  w.d_states = w.states + tiles * panels * panels * kTileBytes;
+  w.scalars = w.d_states + tiles * panels * panels * kTileBytes;
   return w;
 }
 
@@ -113,6 +131,13 @@ template <typename T>
 __device__ inline T& AlignedShared(char* raw) {
   constexpr uint32_t kAlignment = 1024;
   return *reinterpret_cast<T*>(raw + (kAlignment - SharedAddress(raw) % kAlignment) % kAlignment);
+}
+
+// The descriptor of a panel, formed where it is used: kept, those of all tiles take a role's
+// registers.
+template <int kElements>
+__device__ inline uint64_t TileDescriptor(const uint16_t (&panel)[kElements]) {
+  return PanelDescriptor(static_cast<uint32_t>(Opaque(static_cast<int>(SharedAddress(panel)))));
 }
 
 // Groups t and t + 1 of a warp's 16 rows of a sum, packed, into a panel: rows from `row` on.

@@ -8,23 +8,25 @@
 
 namespace gdn::cuda::chunk {
 
+template <int kPanels>
 struct PrepareShared {
-  uint16_t k[2][kPanelElements];
-  uint16_t q[2][kPanelElements];
+  Tile<kPanels> k;
+  Tile<kPanels> q;
   uint16_t t[kPanelElements];  // FP16
   uint16_t p[kPanelElements];
   Solve solve;
   UnitScalars scalars;
 };
 
-// The products of 64 rows of a tile of 128 columns with 64 of another.
-template <typename X>
-__device__ inline void RowProducts(const uint16_t (&rows)[2][kPanelElements],
-                                   const uint16_t (&columns)[2][kPanelElements], float (&d)[32]) {
+// The products of 64 rows of a tile with 64 of another.
+template <typename X, int kPanels>
+__device__ inline void RowProducts(const uint16_t (&rows)[kPanels][kPanelElements],
+                                   const uint16_t (&columns)[kPanels][kPanelElements],
+                                   float (&d)[32]) {
 #pragma unroll
-  for (int panel = 0; panel < 2; ++panel) {
-    const uint64_t a = PanelDescriptor(SharedAddress(rows[panel]));
-    const uint64_t b = PanelDescriptor(SharedAddress(columns[panel]));
+  for (int panel = 0; panel < kPanels; ++panel) {
+    const uint64_t a = TileDescriptor(rows[panel]);
+    const uint64_t b = TileDescriptor(columns[panel]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       Products<X>::template N64<false, false>(d, a + i * kNextColumns, b + i * kNextColumns,
@@ -106,11 +108,12 @@ __device__ inline void StoreHalves(char* to, const uint16_t (&panel)[kPanelEleme
   }
 }
 
-template <typename X>
+template <typename X, int kPanels>
 __global__ void __launch_bounds__(kGroup) PrepareKernel(const __grid_constant__ BackwardParams p) {
 #ifdef GDN_WGMMA
   extern __shared__ char raw[];
-  PrepareShared& shared = AlignedShared<PrepareShared>(raw);
+  auto& shared = AlignedShared<PrepareShared<kPanels>>(raw);
+  constexpr int kColumns = kPanels * kPanelColumns;
   const gdn_delta_rule_backward_args& a = p.args;
   const int64_t slot = blockIdx.x;
   const int64_t key_head = blockIdx.y;
@@ -119,12 +122,12 @@ __global__ void __launch_bounds__(kGroup) PrepareKernel(const __grid_constant__ 
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread / 32;
   const int lane = thread % 32;
-  LoadRows<kGroup, 2>(shared.k,
-                      static_cast<const X*>(a.k) + chunk.begin * a.k_token_stride + key_head * kDim,
-                      a.k_token_stride, chunk.count, thread);
-  LoadRows<kGroup, 2>(shared.q,
-                      static_cast<const X*>(a.q) + chunk.begin * a.q_token_stride + key_head * kDim,
-                      a.q_token_stride, chunk.count, thread);
+  LoadRows<kGroup, kPanels>(
+      shared.k, static_cast<const X*>(a.k) + chunk.begin * a.k_token_stride + key_head * kColumns,
+      a.k_token_stride, chunk.count, thread);
+  LoadRows<kGroup, kPanels>(
+      shared.q, static_cast<const X*>(a.q) + chunk.begin * a.q_token_stride + key_head * kColumns,
+      a.q_token_stride, chunk.count, thread);
   CommitCopies();
   for (int i = thread; i < kPanelElements / 8; i += kGroup) {
     reinterpret_cast<uint4*>(shared.t)[i] = make_uint4(0, 0, 0, 0);

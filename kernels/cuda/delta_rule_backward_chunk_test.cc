@@ -58,7 +58,7 @@ RuleShape Shape(std::vector<int32_t> lengths, gdn_dtype dtype = GDN_BF16) {
 RuleProblem Problem(const RuleShape& shape, uint32_t seed) {
   RuleProblem p(shape, seed);
   if (!shape.normalize) {  // |k| stays below 1, or the recurrence grows
-    for (double& value : p.k) value = static_cast<float>(value / std::sqrt(128.0));
+    for (double& value : p.k) value = static_cast<float>(value / std::sqrt(double(shape.key_dim)));
   }
   return p;
 }
@@ -97,12 +97,13 @@ void ExpectLikeRef(const RuleProblem& p, const std::string& what) {
   ExpectSameBits(p.Backward(kCuda, ChunkedSplit<BackwardSplit::kHalves>), got, "halves");
 }
 
-TEST(ChunkedBackward, T15TypesRatiosAndNorm) {
+void ExpectTypesRatiosAndNorm(int64_t dim) {
   uint32_t seed = 200;
   for (int64_t ratio = 1; ratio <= 4; ++ratio) {
     for (gdn_dtype dtype : {GDN_BF16, GDN_F16}) {
       for (bool normalize : {true, false}) {
         RuleShape shape = Shape({70, 0, 65}, dtype);
+        shape.key_dim = shape.value_dim = dim;
         shape.ratio = ratio;
         shape.key_heads = ratio == 2 ? 2 : 1;
         shape.normalize = normalize;
@@ -115,6 +116,9 @@ TEST(ChunkedBackward, T15TypesRatiosAndNorm) {
     }
   }
 }
+
+TEST(ChunkedBackward, T15TypesRatiosAndNorm) { ExpectTypesRatiosAndNorm(128); }
+TEST(ChunkedBackward, T15HeadsOf64) { ExpectTypesRatiosAndNorm(64); }
 
 TEST(ChunkedBackward, X3LengthsAndPacking) {
   const std::vector<std::vector<int32_t>> cases = {
@@ -244,7 +248,46 @@ TEST(ChunkedBackward, T20AThousandRepeatsAreBitEqual) {
   for (float value : p.Backward(kCuda, Repeatedly).k) ASSERT_TRUE(std::isfinite(value));
 }
 
-// Everything but aligned heads of 128 in 16 bits goes token by token.
+// Damaged arguments are refused with the name of what is wrong, before anything runs.
+gdn_status Refusals(const gdn_exec* exec, const Args* good) {
+  struct Case {
+    const char* name;
+    gdn_status status;
+    void (*damage)(Args&);
+  };
+  const Case cases[] = {
+      {"tokens", GDN_INVALID_ARGUMENT, [](Args& a) { a.tokens = -1; }},
+      {"cu_seqlens", GDN_INVALID_ARGUMENT, [](Args& a) { a.cu_seqlens = nullptr; }},
+      {"value_heads", GDN_INVALID_ARGUMENT, [](Args& a) { a.key_heads = 3; }},
+      {"key_dim", GDN_UNSUPPORTED_SHAPE, [](Args& a) { a.key_dim = 257; }},
+      {"q_token_stride", GDN_INVALID_ARGUMENT, [](Args& a) { a.q_token_stride = 127; }},
+      {"scale", GDN_INVALID_ARGUMENT, [](Args& a) { a.scale = NAN; }},
+      {"k must", GDN_INVALID_ARGUMENT, [](Args& a) { a.k = nullptr; }},
+      {"k_rstd must", GDN_INVALID_ARGUMENT, [](Args& a) { a.k_rstd = nullptr; }},
+      {"d_beta must", GDN_INVALID_ARGUMENT, [](Args& a) { a.d_beta = nullptr; }},
+      {"overlap", GDN_INVALID_ARGUMENT, [](Args& a) { a.d_q = a.d_k; }},
+  };
+  for (const Case& refused : cases) {
+    Args args = *good;
+    refused.damage(args);
+    EXPECT_EQ(gdn_delta_rule_backward(exec, &args), refused.status) << refused.name;
+    EXPECT_NE(std::string(gdn_last_error()).find(refused.name), std::string::npos)
+        << refused.name << ": " << gdn_last_error();
+  }
+  gdn_exec small = *exec;
+  small.workspace_bytes -= 1;
+  EXPECT_EQ(gdn_delta_rule_backward(&small, good), GDN_WORKSPACE_TOO_SMALL);
+  return GDN_OK;
+}
+
+TEST(ChunkedBackward, RefusesEveryDamagedArgument) {
+  const RuleGradients untouched = Problem(Shape({5}), 415).Backward(kCuda, Refusals);
+  for (const Floats* values : All(untouched)) {
+    for (float value : *values) ASSERT_TRUE(std::isnan(value));
+  }
+}
+
+// Everything but aligned heads of 64 or 128 in 16 bits goes token by token.
 TEST(ChunkedBackward, OtherCallsAreNotCovered) {
   RuleShape shape = Shape({5, 66});
   const auto expect = [](const RuleShape& other) {

@@ -11,28 +11,34 @@
 namespace gdn::cuda::chunk {
 
 // Where the copy engine takes a chunk's results from.
+template <int kPanels>
 struct WalkResults {
-  uint16_t state[2][kPanelElements];  // S or dS, 64 value columns of it.
-  uint16_t rows[kPanelElements];      // U or dR, transposed: rows are tokens.
+  Tile<kPanels> state;            // S or dS, 64 value columns of it.
+  uint16_t rows[kPanelElements];  // U or dR, transposed: rows are tokens.
 };
 
 // The warpgroup's place in a walk.
+template <int kPanels>
 struct WalkPlace {
+  static constexpr int kColumns = kPanels * kPanelColumns;
+
   int64_t sequence;
   int64_t head;
   int64_t begin;  // First token of the sequence.
   int32_t length;
-  int32_t half;    // Of the head's value columns.
+  int32_t panel;   // Of the head's value columns.
   int32_t group;   // Of the block.
   int32_t thread;  // Of the warpgroup.
 
+  // kGroups: of a block.
   template <int kGroups>
   static __device__ WalkPlace Of(const gdn_delta_rule_backward_args& a) {
     WalkPlace at;
-    const int64_t unit = kGroups == 2 ? blockIdx.x : blockIdx.x / 2;
+    constexpr int kParts = kPanels / kGroups;
+    const int64_t unit = blockIdx.x / kParts;
     at.group = static_cast<int>(threadIdx.x) / kGroup;
     at.thread = static_cast<int>(threadIdx.x) % kGroup;
-    at.half = kGroups == 2 ? at.group : static_cast<int>(blockIdx.x % 2);
+    at.panel = kParts == 1 ? at.group : static_cast<int>(blockIdx.x % kParts);
     at.sequence = unit / a.value_heads;
     at.head = unit % a.value_heads;
     at.begin = a.cu_seqlens[at.sequence];
@@ -44,9 +50,10 @@ struct WalkPlace {
   __device__ int64_t Tile(const gdn_delta_rule_backward_args& a, int chunk) const {
     return TileOf(a, ChunkSlot(begin, sequence, chunk), head);
   }
-  // This half of the sequence's head in [N, HV, V, K].
+  // These value columns of the sequence's head in [N, HV, V, K].
   __device__ int64_t StateOffset(const gdn_delta_rule_backward_args& a) const {
-    return ((sequence * a.value_heads + head) * 2 + half) * int64_t{kChunk * kDim};
+    return ((sequence * a.value_heads + head) * kPanels + panel) *
+           int64_t{kPanelColumns * kColumns};
   }
   __device__ Place OfSum() const { return {thread / 32 * 16 + thread % 32 / 4, thread % 4 * 2}; }
   __device__ int Warp() const { return thread / 32; }
@@ -55,20 +62,37 @@ struct WalkPlace {
   __device__ void Meet() const { NamedBarrier(1 + group, kGroup); }
 };
 
-__device__ inline void LoadOrZero(const float* states, const WalkPlace& at,
-                                  const gdn_delta_rule_backward_args& a, float (&s)[64]) {
-  if (states != nullptr) {
-    LoadState(states + at.StateOffset(a), at.OfSum(), s);
-    return;
-  }
+template <int kPanels>
+__device__ inline void LoadOrZero(const float* states, const WalkPlace<kPanels>& at,
+                                  const gdn_delta_rule_backward_args& a, float (&s)[32 * kPanels]) {
+  const Place place = at.OfSum();
+  if (states != nullptr) states += at.StateOffset(a) + place.value * at.kColumns + place.column;
 #pragma unroll
-  for (int i = 0; i < 64; ++i) s[i] = 0.0f;
+  for (int i = 0; i < 16 * kPanels; ++i) {
+    const float2 pair =
+        states != nullptr
+            ? *reinterpret_cast<const float2*>(states + i % 2 * 8 * at.kColumns + i / 2 * 8)
+            : make_float2(0.0f, 0.0f);
+    s[2 * i] = pair.x;
+    s[2 * i + 1] = pair.y;
+  }
+}
+template <int kPanels>
+__device__ inline void StoreFloats(const float (&s)[32 * kPanels], const WalkPlace<kPanels>& at,
+                                   const gdn_delta_rule_backward_args& a, float* states) {
+  const Place place = at.OfSum();
+  states += at.StateOffset(a) + place.value * at.kColumns + place.column;
+#pragma unroll
+  for (int i = 0; i < 16 * kPanels; ++i) {
+    *reinterpret_cast<float2*>(states + i % 2 * 8 * at.kColumns + i / 2 * 8) =
+        make_float2(s[2 * i], s[2 * i + 1]);
+  }
 }
 
-template <typename X>
-__device__ inline void PackState(const float (&s)[64], uint32_t (&operand)[8][4]) {
+template <typename X, int kSteps>
+__device__ inline void PackState(const float (&s)[8 * kSteps], uint32_t (&operand)[kSteps][4]) {
 #pragma unroll
-  for (int i = 0; i < 32; ++i) operand[i / 4][i % 4] = PackPair<X>(s[2 * i], s[2 * i + 1]);
+  for (int i = 0; i < 4 * kSteps; ++i) operand[i / 4][i % 4] = PackPair<X>(s[2 * i], s[2 * i + 1]);
 }
 // A sum of 64 columns as an operand, its columns multiplied.
 template <typename X>
@@ -91,10 +115,12 @@ __device__ inline void PackSum(const float (&d)[32], uint32_t (&operand)[4][4]) 
 }
 
 // Has the copy engine write the state's operand to the workspace.
-__device__ inline void StoreStateTile(const WalkPlace& at, const uint32_t (&operand)[8][4],
-                                      WalkResults* results, char* tile) {
+template <int kPanels>
+__device__ inline void StoreStateTile(const WalkPlace<kPanels>& at,
+                                      const uint32_t (&operand)[4 * kPanels][4],
+                                      WalkResults<kPanels>* results, char* tile) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < 4 * kPanels; ++i) {
     const uint32_t panel = SharedAddress(results->state[i / 4]);
     StoreMatrices(PairOfGroups(panel, 16 * at.Warp(), i % 4 * 2, at.Lane()), operand[i][0],
                   operand[i][1], operand[i][2], operand[i][3]);
@@ -103,14 +129,14 @@ __device__ inline void StoreStateTile(const WalkPlace& at, const uint32_t (&oper
   at.Meet();
   if (at.thread != 0) return;
 #pragma unroll
-  for (int panel = 0; panel < 2; ++panel) {
-    BulkStore(tile + panel * 2 * kTileBytes + at.half * kTileBytes, results->state[panel],
-              kTileBytes);
+  for (int panel = 0; panel < kPanels; ++panel) {
+    BulkStore(tile + (panel * kPanels + at.panel) * kTileBytes, results->state[panel], kTileBytes);
   }
 }
 // The same of the rows of a sum's operand.
-__device__ inline void StoreRowsTile(const WalkPlace& at, const uint32_t (&operand)[4][4],
-                                     WalkResults* results, char* tile) {
+template <int kPanels>
+__device__ inline void StoreRowsTile(const WalkPlace<kPanels>& at, const uint32_t (&operand)[4][4],
+                                     WalkResults<kPanels>* results, char* tile) {
   const uint32_t panel = SharedAddress(results->rows);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -119,26 +145,36 @@ __device__ inline void StoreRowsTile(const WalkPlace& at, const uint32_t (&opera
   }
   FenceForBulk();
   at.Meet();
-  if (at.thread == 0) BulkStore(tile + at.half * kTileBytes, results->rows, kTileBytes);
+  if (at.thread == 0) BulkStore(tile + at.panel * kTileBytes, results->rows, kTileBytes);
 }
 
 // d = S x for the 64 rows x of a tile.
-template <typename X>
-__device__ inline void StateTimesRows(const uint32_t (&operand)[8][4],
-                                      const uint16_t (&tile)[2][kPanelElements], float (&d)[32]) {
+template <typename X, int kPanels>
+__device__ inline void StateTimesRows(const uint32_t (&operand)[4 * kPanels][4],
+                                      const uint16_t (&tile)[kPanels][kPanelElements],
+                                      float (&d)[32]) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < 4 * kPanels; ++i) {
     const uint64_t b = PanelDescriptor(SharedAddress(tile[i / 4]));
     Products<X>::template N64<false>(d, operand[i], b + i % 4 * kNextColumns, i > 0);
   }
 }
 // S += operand x.
 template <typename X>
-__device__ inline void AddOuter(const uint32_t (&operand)[4][4],
-                                const uint16_t (&tile)[2][kPanelElements], float (&s)[64]) {
+__device__ inline void AddOuter(const uint32_t (&operand)[4][4], const Tile<2>& tile,
+                                float (&s)[64]) {
   const uint64_t b = PanelDescriptor(SharedAddress(tile[0]), sizeof(tile[0]));
 #pragma unroll
   for (int i = 0; i < 4; ++i) Products<X>::N128Transposed(s, operand[i], b + i * kNextRows);
+}
+template <typename X>
+__device__ inline void AddOuter(const uint32_t (&operand)[4][4], const Tile<1>& tile,
+                                float (&s)[32]) {
+  const uint64_t b = PanelDescriptor(SharedAddress(tile[0]));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    Products<X>::template N64<true>(s, operand[i], b + i * kNextRows, true);
+  }
 }
 
 // Where a lane finds the first 16 tokens of a tile's 64 value columns, in the layout of a sum.
@@ -146,21 +182,21 @@ __device__ inline uint32_t ColumnsOf(const uint16_t (&panel)[kPanelElements], in
   return SharedAddress(panel) + PanelOffset(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
 }
 
-template <int kGroups>
+template <int kPanels, int kGroups>
 struct StatesShared {
   struct Stage {
-    uint16_t k[2][kPanelElements];
+    Tile<kPanels> k;
     uint16_t t[kPanelElements];
     uint16_t v[kGroups][kPanelElements];
   };
   Stage stage[2];
-  WalkResults results[kGroups];
+  WalkResults<kPanels> results[kGroups];
   UnitScalars scalars[2];
 };
 
-template <typename X, int kGroups>
-__device__ inline void LoadStage(const BackwardParams& p, const WalkPlace& at, int chunk,
-                                 StatesShared<kGroups>& shared) {
+template <typename X, int kPanels, int kGroups>
+__device__ inline void LoadStage(const BackwardParams& p, const WalkPlace<kPanels>& at, int chunk,
+                                 StatesShared<kPanels, kGroups>& shared) {
   constexpr int kThreads = kGroups * kGroup;
   const gdn_delta_rule_backward_args& a = p.args;
   const int thread = static_cast<int>(threadIdx.x);
@@ -168,33 +204,35 @@ __device__ inline void LoadStage(const BackwardParams& p, const WalkPlace& at, i
   const int64_t token = at.begin + int64_t{chunk} * kChunk;
   const int count = at.Count(chunk);
   const int64_t tile = at.Tile(a, chunk);
-  LoadRows<kThreads, 2>(
-      stage.k, static_cast<const X*>(a.k) + token * a.k_token_stride + at.head / p.ratio * kDim,
+  LoadRows<kThreads, kPanels>(
+      stage.k,
+      static_cast<const X*>(a.k) + token * a.k_token_stride + at.head / p.ratio * at.kColumns,
       a.k_token_stride, count, thread);
   LoadRows<kThreads, kGroups>(stage.v,
                               static_cast<const X*>(a.v) + token * a.v_token_stride +
-                                  at.head * kDim + (kGroups == 2 ? 0 : at.half * kPanelColumns),
+                                  at.head * at.kColumns +
+                                  (kGroups == kPanels ? 0 : at.panel * kPanelColumns),
                               a.v_token_stride, count, thread);
   LoadBytes<kThreads, kTileBytes>(stage.t, p.workspace.t + tile * kTileBytes, thread);
   LoadBytes<kThreads, kScalarBytes>(&shared.scalars[chunk % 2],
                                     p.workspace.scalars + tile * kScalarBytes, thread);
 }
 
-template <typename X, int kGroups>
+template <typename X, int kPanels, int kGroups>
 __global__ void __launch_bounds__(kGroups* kGroup)
     StatesKernel(const __grid_constant__ BackwardParams p) {
 #ifdef GDN_WGMMA
   extern __shared__ char raw[];
-  auto& shared = AlignedShared<StatesShared<kGroups>>(raw);
+  auto& shared = AlignedShared<StatesShared<kPanels, kGroups>>(raw);
   const gdn_delta_rule_backward_args& a = p.args;
-  const WalkPlace at = WalkPlace::Of<kGroups>(a);
+  const auto at = WalkPlace<kPanels>::template Of<kGroups>(a);
   const Place place = at.OfSum();
   const int chunks = at.Chunks();
   if (chunks == 0) return;
-  WalkResults& results = shared.results[at.group];
+  auto& results = shared.results[at.group];
   LoadStage<X>(p, at, 0, shared);
   CommitCopies();
-  float s[64];
+  float s[32 * kPanels];
   LoadOrZero(a.initial_state, at, a, s);
   for (int chunk = 0; chunk < chunks; ++chunk) {
     WaitForCopies<0>();
@@ -208,15 +246,16 @@ __global__ void __launch_bounds__(kGroups* kGroup)
     const int64_t tile = at.Tile(a, chunk);
 
     float d[32];
-    uint32_t operand[8][4];
+    uint32_t operand[4 * kPanels][4];
     PackState<X>(s, operand);
+    const float decay = scalars.decay[kChunk - 1];
+#pragma unroll
+    for (int i = 0; i < 32 * kPanels; ++i) s[i] *= decay;
     ProductFence();
     StateTimesRows<X>(operand, stage.k, d);
     CommitProducts();
-    StoreStateTile(at, operand, &results, p.workspace.states + tile * 4 * kTileBytes);
-    const float decay = scalars.decay[kChunk - 1];
-#pragma unroll
-    for (int i = 0; i < 64; ++i) s[i] *= decay;
+    StoreStateTile(at, operand, &results,
+                   p.workspace.states + tile * kPanels * kPanels * kTileBytes);
     WaitForProducts<0>();
     Pin(d);
 
@@ -254,7 +293,7 @@ __global__ void __launch_bounds__(kGroups* kGroup)
     CommitProducts();
     uint32_t u[4][4];
     PackSum<X>(d, u);
-    StoreRowsTile(at, u, &results, p.workspace.u + tile * 2 * kTileBytes);
+    StoreRowsTile(at, u, &results, p.workspace.u + tile * kPanels * kTileBytes);
     WaitForProducts<0>();
     Pin(s);
   }
@@ -262,23 +301,23 @@ __global__ void __launch_bounds__(kGroups* kGroup)
 #endif
 }
 
-template <int kGroups>
+template <int kPanels, int kGroups>
 struct StateGradientsShared {
   struct Stage {
-    uint16_t k[2][kPanelElements];
-    uint16_t q[2][kPanelElements];
+    Tile<kPanels> k;
+    Tile<kPanels> q;
     uint16_t t[kPanelElements];
     uint16_t p[kPanelElements];
     uint16_t d_o[kGroups][kPanelElements];
   };
   Stage stage[2];
-  WalkResults results[kGroups];
+  WalkResults<kPanels> results[kGroups];
   UnitScalars scalars[2];
 };
 
-template <typename X, int kGroups>
-__device__ inline void LoadStage(const BackwardParams& p, const WalkPlace& at, int chunk,
-                                 StateGradientsShared<kGroups>& shared) {
+template <typename X, int kPanels, int kGroups>
+__device__ inline void LoadStage(const BackwardParams& p, const WalkPlace<kPanels>& at, int chunk,
+                                 StateGradientsShared<kPanels, kGroups>& shared) {
   constexpr int kThreads = kGroups * kGroup;
   const gdn_delta_rule_backward_args& a = p.args;
   const int thread = static_cast<int>(threadIdx.x);
@@ -286,14 +325,17 @@ __device__ inline void LoadStage(const BackwardParams& p, const WalkPlace& at, i
   const int64_t token = at.begin + int64_t{chunk} * kChunk;
   const int count = at.Count(chunk);
   const int64_t tile = at.Tile(a, chunk);
-  const int64_t column = at.head / p.ratio * kDim;
-  LoadRows<kThreads, 2>(stage.k, static_cast<const X*>(a.k) + token * a.k_token_stride + column,
-                        a.k_token_stride, count, thread);
-  LoadRows<kThreads, 2>(stage.q, static_cast<const X*>(a.q) + token * a.q_token_stride + column,
-                        a.q_token_stride, count, thread);
+  const int64_t column = at.head / p.ratio * at.kColumns;
+  LoadRows<kThreads, kPanels>(stage.k,
+                              static_cast<const X*>(a.k) + token * a.k_token_stride + column,
+                              a.k_token_stride, count, thread);
+  LoadRows<kThreads, kPanels>(stage.q,
+                              static_cast<const X*>(a.q) + token * a.q_token_stride + column,
+                              a.q_token_stride, count, thread);
   LoadRows<kThreads, kGroups>(stage.d_o,
                               static_cast<const X*>(a.d_o) + token * a.d_o_token_stride +
-                                  at.head * kDim + (kGroups == 2 ? 0 : at.half * kPanelColumns),
+                                  at.head * at.kColumns +
+                                  (kGroups == kPanels ? 0 : at.panel * kPanelColumns),
                               a.d_o_token_stride, count, thread);
   LoadBytes<kThreads, kTileBytes>(stage.t, p.workspace.t + tile * kTileBytes, thread);
   LoadBytes<kThreads, kTileBytes>(stage.p, p.workspace.p + tile * kTileBytes, thread);
@@ -301,20 +343,20 @@ __device__ inline void LoadStage(const BackwardParams& p, const WalkPlace& at, i
                                     p.workspace.scalars + tile * kScalarBytes, thread);
 }
 
-template <typename X, int kGroups>
+template <typename X, int kPanels, int kGroups>
 __global__ void __launch_bounds__(kGroups* kGroup)
     StateGradientsKernel(const __grid_constant__ BackwardParams p) {
 #ifdef GDN_WGMMA
   extern __shared__ char raw[];
-  auto& shared = AlignedShared<StateGradientsShared<kGroups>>(raw);
+  auto& shared = AlignedShared<StateGradientsShared<kPanels, kGroups>>(raw);
   const gdn_delta_rule_backward_args& a = p.args;
-  const WalkPlace at = WalkPlace::Of<kGroups>(a);
+  const auto at = WalkPlace<kPanels>::template Of<kGroups>(a);
   const Place place = at.OfSum();
   const int chunks = at.Chunks();
-  WalkResults& results = shared.results[at.group];
+  auto& results = shared.results[at.group];
   if (chunks > 0) LoadStage<X>(p, at, chunks - 1, shared);
   CommitCopies();
-  float s[64];  // dS
+  float s[32 * kPanels];  // dS
   LoadOrZero(a.d_final_state, at, a, s);
   for (int chunk = chunks - 1; chunk >= 0; --chunk) {
     WaitForCopies<0>();
@@ -331,20 +373,21 @@ __global__ void __launch_bounds__(kGroups* kGroup)
     float d[32];
     uint32_t d_o[4][4];
     {
-      uint32_t operand[8][4];
+      uint32_t operand[4 * kPanels][4];
       PackState<X>(s, operand);
+      const float decay = scalars.decay[kChunk - 1];
+#pragma unroll
+      for (int i = 0; i < 32 * kPanels; ++i) s[i] *= decay;
       ProductFence();
       StateTimesRows<X>(operand, stage.k, d);
       CommitProducts();
-      StoreStateTile(at, operand, &results, p.workspace.d_states + tile * 4 * kTileBytes);
+      StoreStateTile(at, operand, &results,
+                     p.workspace.d_states + tile * kPanels * kPanels * kTileBytes);
       const uint32_t columns = ColumnsOf(stage.d_o[at.group], at.Warp(), at.Lane());
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         LoadMatricesTransposed(columns + i * 16 * kPanelRowBytes, d_o[i]);
       }
-      const float decay = scalars.decay[kChunk - 1];
-#pragma unroll
-      for (int i = 0; i < 64; ++i) s[i] *= decay;
       WaitForProducts<0>();
       Pin(d);
     }
@@ -401,12 +444,12 @@ __global__ void __launch_bounds__(kGroups* kGroup)
     ProductFence();
     AddOuter<X>(r, stage.k, s);
     CommitProducts();
-    StoreRowsTile(at, d_r, &results, p.workspace.d_r + tile * 2 * kTileBytes);
+    StoreRowsTile(at, d_r, &results, p.workspace.d_r + tile * kPanels * kTileBytes);
     WaitForProducts<0>();
     Pin(s);
   }
   if (a.d_initial_state != nullptr) {
-    StoreState(a.d_initial_state + at.StateOffset(a), place, s);
+    StoreFloats(s, at, a, a.d_initial_state);
   }
   if (at.thread == 0) WaitForBulkReads<0>();
 #endif

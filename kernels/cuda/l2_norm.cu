@@ -3,6 +3,7 @@
 #include "kernels/cuda/block_sum.cuh"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/sum_of_squares.cuh"
 #include "kernels/cuda/vector.cuh"
 
 namespace gdn::cuda {
@@ -31,39 +32,6 @@ __global__ void __launch_bounds__(kThreads) Kernel(const __grid_constant__ gdn_l
   }
 }
 
-// Sum of the squares of a row of eight elements a lane, in the order of the kernel above: first
-// over its warps of 32 elements, in halves, then over the warps. Lanes halve the elements between
-// them until each has one; all lanes of the row get the sum.
-template <int kLanes>
-__device__ inline float SumOfSquaresAsAbove(const float (&x)[kVectorElements]) {
-  const unsigned lane = threadIdx.x % 32;
-  const bool second = (lane & 2) != 0;
-  const bool odd = (lane & 1) != 0;
-  float square[kVectorElements];
-#pragma unroll
-  for (int e = 0; e < kVectorElements; ++e) square[e] = x[e] * x[e];
-  float half[4];  // Elements 0, 1, 4, 5 or 2, 3, 6, 7.
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int low = i < 2 ? i : i + 2;
-    const float sent = second ? square[low] : square[low + 2];
-    half[i] = (second ? square[low + 2] : square[low]) + __shfl_xor_sync(kFullMask, sent, 2);
-  }
-  float quarter[2];  // Elements e and e + 4, where e is the lane's index among four.
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float sent = odd ? half[2 * i] : half[2 * i + 1];
-    quarter[i] = (odd ? half[2 * i + 1] : half[2 * i]) + __shfl_xor_sync(kFullMask, sent, 1);
-  }
-  const float of_warp = LaneSum<3>(quarter[0] + quarter[1]);
-  float sum = 0.0f;
-#pragma unroll
-  for (int w = 0; w < kLanes / 4; ++w) {
-    sum += __shfl_sync(kFullMask, of_warp, static_cast<int>(lane) / kLanes * kLanes + 4 * w);
-  }
-  return sum;
-}
-
 // Heads of 64 or 128 elements of one 16-bit type, aligned to vectors: the same bits. In place is
 // safe: a thread reads its elements before it writes them, and nobody else does.
 template <typename T, int kDim>
@@ -77,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
   float x[kVectorElements];
 #pragma unroll
   for (int e = 0; e < kVectorElements; ++e) x[e] = Widen(vector.element[e]);
-  const float square = SumOfSquaresAsAbove<kLanes>(x) + a.eps;
+  const float square = VectorSumOfSquares<kLanes>(x) + a.eps;
   const float rstd = square == 0.0f ? 0.0f : rsqrtf(square);
   if (row >= a.rows) return;
 #pragma unroll
