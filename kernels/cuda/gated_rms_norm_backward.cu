@@ -37,7 +37,7 @@ int TunedUnit(const GatedBackward& p) {
   const int unit = std::min({p.x_unit, p.gate_unit, p.dy_unit});
   const bool tuned = dim == 64 || dim == 128 || dim == 256;
   const bool covers = tuned && p.dx_vectors && p.dgate_vectors && p.axes.rows < kMaxDivided;
-  return covers && unit >= 8 ? unit : 0;
+  return covers ? unit : 0;
 }
 
 cudaError_t LaunchKernel(const GatedBackward& p, int threads, void (*kernel)(GatedBackward),
@@ -67,6 +67,7 @@ cudaError_t Launch(const GatedBackward& p, bool early, cudaStream_t stream) {
     const int unit = TunedUnit(p);
     if (unit == 16) return LaunchTuned<X, G, uint4, kSilu>(p, early, stream);
     if (unit == 8) return LaunchTuned<X, G, uint2, kSilu>(p, early, stream);
+    if (unit > 0) return LaunchTuned<X, G, uint16_t, kSilu>(p, early, stream);
   }
   const auto launch = [&](int threads, void (*kernel)(GatedBackward)) {
     return LaunchKernel(p, threads, kernel, early, stream);

@@ -23,7 +23,7 @@ __global__ void Prepare(float* amax, const float* fp8_scale, float* fp8_scale_in
 int TunedUnit(const GatedForward& p) {
   const int64_t dim = p.args.in.dim;
   const int unit = std::min(p.x_unit, p.gate_unit);
-  const int least = p.args.fp8 == GDN_FP8_NONE ? 8 : 16;
+  const int least = p.args.fp8 == GDN_FP8_NONE ? 2 : 16;
   const bool tuned = dim == 32 || dim == 64 || dim == 128 || dim == 256;
   return tuned && p.y_vectors && p.axes.rows < kMaxDivided && unit >= least ? unit : 0;
 }
@@ -70,6 +70,7 @@ cudaError_t Launch(const GatedForward& p, bool early, cudaStream_t stream) {
     const int unit = TunedUnit(p);
     if (unit == 16) return LaunchTuned<X, G, uint4>(p, early, stream);
     if (unit == 8) return LaunchTuned<X, G, uint2>(p, early, stream);
+    if (unit > 0) return LaunchTuned<X, G, uint16_t>(p, early, stream);
   }
   const bool warp = p.args.in.dim <= 32 * kVectorElements;
   constexpr int64_t kBlock = kAnyThreads * kVectorElements;

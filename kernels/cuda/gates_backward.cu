@@ -16,9 +16,6 @@ int64_t Partials(const gdn_gates_backward_args& args) {
   return (args.tokens + kTokens - 1) / kTokens;
 }
 
-// 1 / (1 + e^-x); the limits hold.
-__device__ inline float ExactSigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
 template <typename T>
 __global__ void __launch_bounds__(kHeads* kStreams)
     Kernel(const __grid_constant__ gdn_gates_backward_args a, float* partial) {
@@ -42,13 +39,15 @@ __global__ void __launch_bounds__(kHeads* kStreams)
       const float rate_d_g = -(rate * a.d_g[t * a.value_heads + h]);
       const float d_beta = a.d_beta[t * a.value_heads + h];
       const bool linear = x > 20.0f;
-      const float softplus = linear ? x : log1pf(expf(x));
-      const float d_a = rate_d_g * (linear ? 1.0f : ExactSigmoid(x));
+      const float e = expf(x);
+      const float softplus = linear ? x : log1pf(e);
+      const float d_a = rate_d_g * (linear ? 1.0f : e / (1.0f + e));
       d_a_log = fmaf(rate_d_g, softplus, d_a_log);
       d_dt_bias += d_a;
       static_cast<T*>(a.d_a)[t * a.d_a_token_stride + h] = Narrow<T>(d_a);
-      // sigmoid(-b) is 1 - sigmoid(b) without its cancellation.
-      const float slope = ExactSigmoid(b) * ExactSigmoid(-b);
+      // sigmoid(b) * (1 - sigmoid(b)), which is even, without cancellation.
+      const float small = expf(-fabsf(b));
+      const float slope = small / ((1.0f + small) * (1.0f + small));
       static_cast<T*>(a.d_b)[t * a.d_b_token_stride + h] = Narrow<T>(d_beta * a.beta_scale * slope);
     }
   }

@@ -30,7 +30,7 @@ template <int kLanes>
 __global__ void __launch_bounds__(kSumColumns* kLanes)
     SumPartials(const __grid_constant__ PartialSums p) {
   constexpr int kWarps = kSumColumns * kLanes / 32;
-  constexpr int kLoads = 16;  // Under way at once.
+  constexpr int kLoads = 8;  // Under way at once.
   __shared__ float of_warps[kWarps][kSumColumns];
   const int64_t width = p.columns + p.more_columns;
   const int64_t column = blockIdx.x * int64_t{kSumColumns} + threadIdx.x % kSumColumns;
@@ -39,16 +39,18 @@ __global__ void __launch_bounds__(kSumColumns* kLanes)
   WaitForPreviousKernel();
   AllowNextKernel();
   float sum = 0.0f;
-  for (int64_t first = threadIdx.x / kSumColumns; column < width && first < p.count;
-       first += kLoads * kLanes) {
-    float value[kLoads];  // Rows too many are loaded too, or the loads would wait for each other.
+  if (column < width) {
+    int64_t row = threadIdx.x / kSumColumns;
+    for (; row + (kLoads - 1) * kLanes < p.count; row += kLoads * kLanes) {
+      float value[kLoads];
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int64_t row = min(first + i * kLanes, p.count - 1);
-      value[i] = __ldcg(p.partial + row * width + column);
+      for (int i = 0; i < kLoads; ++i) {
+        value[i] = __ldcg(p.partial + (row + i * kLanes) * width + column);
+      }
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) sum += value[i];
     }
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) sum += first + i * kLanes < p.count ? value[i] : 0.0f;
+    for (; row < p.count; row += kLanes) sum += __ldcg(p.partial + row * width + column);
   }
   sum = LaneSum<32 - kSumColumns>(sum);
   if (lane < kSumColumns) of_warps[warp][lane] = sum;
