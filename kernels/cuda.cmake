@@ -12,7 +12,7 @@ endif()
 target_sources(gdn_kernels PRIVATE
   cuda/causal_conv.cu cuda/delta_rule.cu cuda/delta_rule_chunk.cu cuda/device.cc
   cuda/embedding.cu cuda/fused_decode.cu cuda/fused_prefill.cc cuda/fused_prefill_in.cu
-  cuda/fused_prefill_out.cu
+  cuda/fused_prefill_out.cu cuda/fused_prefill_walk.cu
   cuda/fused_decode_128_bf16.cu cuda/fused_decode_128_f16.cu cuda/fused_decode_generic.cu
   cuda/gated_rms_norm.cu cuda/gates.cu cuda/l2_norm.cu cuda/rms_norm.cu
   cuda/sampling.cu cuda/sampling_choose.cu cuda/sampling_scan.cu cuda/silu_mul.cu)

@@ -22,6 +22,7 @@ enum class Layout {
   kBatchFirstSlice,       // columns of a projection [batch, seq, width]
   kAlignedSeqFirstSlice,  // the same with every row on 16 bytes if dim is a multiple of 8
   kAlignedSlice,
+  kEightByteSlice,  // rows of a 16-bit type on 8 bytes
   kElementStride2,
   kHeadStride2,
   kOffset17,  // dense, but not aligned to more than the element
@@ -31,8 +32,9 @@ enum class Layout {
 };
 inline constexpr Layout kLayouts[] = {Layout::kDense,           Layout::kSeqFirstSlice,
                                       Layout::kBatchFirstSlice, Layout::kAlignedSeqFirstSlice,
-                                      Layout::kAlignedSlice,    Layout::kElementStride2,
-                                      Layout::kHeadStride2,     Layout::kOffset17};
+                                      Layout::kAlignedSlice,    Layout::kEightByteSlice,
+                                      Layout::kElementStride2,  Layout::kHeadStride2,
+                                      Layout::kOffset17};
 inline constexpr Layout kGateLayouts[] = {Layout::kBroadcastHeads, Layout::kBroadcastSeq,
                                           Layout::kBroadcastAll};
 
@@ -72,6 +74,10 @@ struct View {
       case Layout::kAlignedSlice:
         strides = {s.seq * aligned_width, aligned_width, s.dim, 1};
         offset = 24;
+        break;
+      case Layout::kEightByteSlice:
+        strides = {s.seq * (row + 44), row + 44, s.dim, 1};
+        offset = 20;
         break;
       case Layout::kElementStride2:
         strides = {2 * s.seq * row, 2 * row, 2 * s.dim, 2};

@@ -61,7 +61,6 @@ class GuardedFloats {
   explicit GuardedFloats(int64_t size)
       : size_(static_cast<size_t>(size)), values_(size_ + kGuard, NAN) {}
   float* data() { return values_.data(); }
-  Floats& values() { return values_; }
   float* Out(Place& place) { return place.Out(values_.data(), values_.size()); }
   // The values; complains where the canaries changed.
   Floats Take(const char* name) const {
@@ -70,6 +69,9 @@ class GuardedFloats {
     }
     return {values_.begin(), values_.begin() + static_cast<std::ptrdiff_t>(size_)};
   }
+
+  // With the canaries.
+  Floats& values() { return values_; }
 
  private:
   static constexpr size_t kGuard = 16;

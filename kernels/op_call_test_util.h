@@ -139,11 +139,10 @@ class DeviceCopies {
 };
 #endif
 
-// Calls an op whose pointer fields lie in host ranges, on the back end of `execution`.
-template <typename Args>
-gdn_status CallOp(const Execution& execution, gdn_status (*op)(const gdn_exec*, const Args*),
-                  Args& args, const std::vector<HostRange>& ranges,
-                  const std::vector<PointerField>& fields) {
+// Calls op(exec, args), whose pointer fields lie in host ranges, on the back end of `execution`.
+template <typename Op, typename Args>
+gdn_status CallOp(const Execution& execution, const Op& op, Args& args,
+                  const std::vector<HostRange>& ranges, const std::vector<PointerField>& fields) {
 #ifdef GDN_TEST_CUDA
   if (execution.exec()->backend == GDN_BACKEND_CUDA) {
     constexpr size_t kGuard = 256;

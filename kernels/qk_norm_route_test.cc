@@ -8,9 +8,22 @@
 #include "gdn/kernels/delta_rule.h"
 #include "gdn/kernels/l2_norm.h"
 #include "kernels/linear_test_util.h"
+#include "kernels/op_call_test_util.h"
 
 namespace gdn::kernels {
 namespace {
+
+GDN_BACKEND_SUITE(QkNormRoute);
+
+gdn_status Prepare(const Backend& backend, gdn_qk_norm_prepare_args args, Tensor& qk,
+                   gdn_qk_norm_route* route, std::vector<float>* rstd = nullptr) {
+  std::vector<HostRange> ranges = {Out(qk)};
+  if (rstd != nullptr) ranges.push_back(Out(*rstd));
+  const auto prepare = [route](const gdn_exec* exec, const gdn_qk_norm_prepare_args* given) {
+    return gdn_qk_norm_prepare(exec, given, route);
+  };
+  return CallOp(Execution(backend), prepare, args, ranges, {args.qk, args.rstd});
+}
 
 constexpr int64_t kTokens = 9, kHeads = 2, kValueHeads = 4, kDim = 16;
 
@@ -20,7 +33,7 @@ gdn_qk_norm_route Route(gdn_rule_variant variant, int32_t use) {
   return route;
 }
 
-TEST(QkNormRoute, A12A13GdnDefersToItsKernelAndGdn2NormalisesInTheCaller) {
+GDN_BACKEND_TEST(QkNormRoute, A12A13GdnDefersToItsKernelAndGdn2NormalisesInTheCaller) {
   for (const int32_t use : {0, 1, 7}) {
     const gdn_qk_norm_route gdn = Route(GDN_RULE_GDN, use);
     EXPECT_EQ(gdn.defer_to_kernel, 1);
@@ -33,7 +46,7 @@ TEST(QkNormRoute, A12A13GdnDefersToItsKernelAndGdn2NormalisesInTheCaller) {
   }
 }
 
-TEST(QkNormRoute, A14ExactlyOnePlaceNormalises) {
+GDN_BACKEND_TEST(QkNormRoute, A14ExactlyOnePlaceNormalises) {
   for (const gdn_rule_variant variant : {GDN_RULE_GDN, GDN_RULE_GDN2}) {
     for (const int32_t use : {0, 1}) {
       const gdn_qk_norm_route route = Route(variant, use);
@@ -73,11 +86,11 @@ struct Layer {
   }
   void Rule(const Backend& backend, int32_t use_qk_l2norm) {
     Execution execution(backend);
-    const int32_t cu[] = {0, static_cast<int32_t>(kTokens)};
-    const int64_t slot = 0;
+    const std::vector<int32_t> cu = {0, static_cast<int32_t>(kTokens)};
+    const std::vector<int64_t> slot = {0};
     gdn_delta_rule_args args{};
     args.sequences = 1;
-    args.cu_seqlens = cu;
+    args.cu_seqlens = cu.data();
     args.key_heads = kHeads;
     args.value_heads = kValueHeads;
     args.key_dim = args.value_dim = kDim;
@@ -93,18 +106,21 @@ struct Layer {
     args.state = state.data();
     args.state_dtype = GDN_F32;
     args.state_slot_stride = state.size();
-    args.read_index = args.write_index = &slot;
+    args.read_index = args.write_index = slot.data();
     args.o = o.data();
     size_t bytes = 0;
     ASSERT_EQ(gdn_delta_rule_prefill_workspace(execution.exec(), &args, &bytes), GDN_OK);
     execution.SetWorkspace(bytes);
-    ASSERT_EQ(gdn_delta_rule_prefill(execution.exec(), &args), GDN_OK) << gdn_last_error();
+    ASSERT_EQ(CallOp(execution, gdn_delta_rule_prefill, args,
+                     {In(cu), In(slot), In(qk), In(v), In(g), In(beta), Out(state), Out(o)},
+                     {args.cu_seqlens, args.q, args.k, args.v, args.g, args.beta, args.state,
+                      args.read_index, args.write_index, args.o}),
+              GDN_OK)
+        << gdn_last_error();
   }
   gdn_qk_norm_route Run(const Backend& backend, gdn_rule_variant variant, int32_t use) {
     gdn_qk_norm_route route{};
-    const gdn_qk_norm_prepare_args args = PrepareArgs(variant, use);
-    EXPECT_EQ(gdn_qk_norm_prepare(Execution(backend).exec(), &args, &route), GDN_OK)
-        << gdn_last_error();
+    EXPECT_EQ(Prepare(backend, PrepareArgs(variant, use), qk, &route), GDN_OK) << gdn_last_error();
     Rule(backend, route.use_qk_l2norm_in_kernel);
     return route;
   }
@@ -117,8 +133,8 @@ double ErrorOf(const Tensor& got, const Tensor& expected) {
 }
 
 // A17: both routes are the same layer. In BF16 the caller's norm is rounded, the kernel's is not.
-TEST(QkNormRoute, A17CallerAndKernelAgree) {
-  for (const Backend& backend : {kRef, CpuBackend(0)}) {
+GDN_BACKEND_TEST(QkNormRoute, A17CallerAndKernelAgree) {
+  for (const Backend& backend : {kRef, Tested(0)}) {
     for (const auto& [dtype, bound] : {std::pair{GDN_F32, 2e-6}, std::pair{GDN_BF16, 8e-3}}) {
       Layer in_kernel(dtype), in_caller(dtype);
       EXPECT_EQ(in_kernel.Run(backend, GDN_RULE_GDN, 1).use_qk_l2norm_in_kernel, 1);
@@ -134,9 +150,9 @@ TEST(QkNormRoute, A17CallerAndKernelAgree) {
 }
 
 // A11: off is off; the same bits as a caller that never mentions the option.
-TEST(QkNormRoute, A11OffIsOff) {
+GDN_BACKEND_TEST(QkNormRoute, A11OffIsOff) {
   for (const gdn_rule_variant variant : {GDN_RULE_GDN, GDN_RULE_GDN2}) {
-    for (const Backend& backend : {kRef, CpuBackend(0)}) {
+    for (const Backend& backend : {kRef, Tested(0)}) {
       Layer off(GDN_BF16), never(GDN_BF16);
       off.Run(backend, variant, 0);
       never.Rule(backend, 0);
@@ -147,16 +163,16 @@ TEST(QkNormRoute, A11OffIsOff) {
   }
 }
 
-TEST(QkNormRoute, A2CallerNormalisesEachHeadAlone) {
+GDN_BACKEND_TEST(QkNormRoute, A2CallerNormalisesEachHeadAlone) {
   for (const int64_t gap : {0, 7}) {
-    for (const Backend& backend : {kRef, CpuBackend(2)}) {
+    for (const Backend& backend : {kRef, Tested(2)}) {
       Layer layer(GDN_F32, gap);
       const Layer raw(GDN_F32, gap);
       std::vector<float> rstd(kTokens * 2 * kHeads, -1.0f);
       gdn_qk_norm_prepare_args args = layer.PrepareArgs(GDN_RULE_GDN2, 1);
       args.rstd = rstd.data();
       gdn_qk_norm_route route{};
-      ASSERT_EQ(gdn_qk_norm_prepare(Execution(backend).exec(), &args, &route), GDN_OK);
+      ASSERT_EQ(Prepare(backend, args, layer.qk, &route, &rstd), GDN_OK) << gdn_last_error();
       for (int64_t token = 0; token < kTokens; ++token) {
         for (int64_t vector = 0; vector < 2 * kHeads; ++vector) {
           const int64_t first = token * layer.token_stride + vector * kDim;
@@ -178,8 +194,8 @@ TEST(QkNormRoute, A2CallerNormalisesEachHeadAlone) {
 }
 
 // A5: a key head replicated for its value heads, before the norm or after it, has the same bits.
-TEST(QkNormRoute, A5ReplicationCommutesWithTheNorm) {
-  for (const Backend& backend : {kRef, CpuBackend(0)}) {
+GDN_BACKEND_TEST(QkNormRoute, A5ReplicationCommutesWithTheNorm) {
+  for (const Backend& backend : {kRef, Tested(0)}) {
     constexpr int64_t kWide = 100;
     Tensor one(GDN_BF16, kWide), four(GDN_BF16, 4 * kWide);
     Random random(81);
@@ -190,7 +206,7 @@ TEST(QkNormRoute, A5ReplicationCommutesWithTheNorm) {
           GDN_RULE_GDN2, 1,      1, heads->size() / kWide, kWide, heads->data(), GDN_BF16,
           heads->size(), nullptr};
       gdn_qk_norm_route route{};
-      ASSERT_EQ(gdn_qk_norm_prepare(Execution(backend).exec(), &args, &route), GDN_OK);
+      ASSERT_EQ(Prepare(backend, args, *heads, &route), GDN_OK) << gdn_last_error();
     }
     for (int64_t i = 0; i < 4; ++i) {
       EXPECT_EQ(four.Slice(i * kWide, (i + 1) * kWide), one.bytes());
@@ -200,10 +216,10 @@ TEST(QkNormRoute, A5ReplicationCommutesWithTheNorm) {
 
 // A3: eps stands inside the root, on the sum. The other forms in use give 1, 0.9990 and 1 for the
 // first of these rows, and 1, 0.9999 and 1 for the second.
-TEST(QkNormRoute, A3FormOfEps) {
+GDN_BACKEND_TEST(QkNormRoute, A3FormOfEps) {
   for (const auto& [sum, length] : {std::pair{1e-6, 0.70711}, std::pair{1e-4, 0.99504},
                                     std::pair{1.0, 1.0}, std::pair{0.0, 0.0}}) {
-    for (const Backend& backend : {kRef, CpuBackend(0)}) {
+    for (const Backend& backend : {kRef, Tested(0)}) {
       Tensor qk(GDN_F32, kDim);
       for (int64_t i = 0; i < kDim; ++i) {
         qk.Set(i, static_cast<float>((i % 2 ? -1.0 : 1.0) * std::sqrt(sum / kDim)));
@@ -211,7 +227,7 @@ TEST(QkNormRoute, A3FormOfEps) {
       const gdn_qk_norm_prepare_args args = {GDN_RULE_GDN2, 1,       1,    1,      kDim,
                                              qk.data(),     GDN_F32, kDim, nullptr};
       gdn_qk_norm_route route{};
-      ASSERT_EQ(gdn_qk_norm_prepare(Execution(backend).exec(), &args, &route), GDN_OK);
+      ASSERT_EQ(Prepare(backend, args, qk, &route), GDN_OK) << gdn_last_error();
       double squares = 0.0;
       for (int64_t i = 0; i < kDim; ++i) squares += std::pow(qk.Get(i), 2);
       EXPECT_NEAR(std::sqrt(squares), length, 1e-5) << backend.name << " sum " << sum;
@@ -220,9 +236,9 @@ TEST(QkNormRoute, A3FormOfEps) {
 }
 
 // The kernel's norm has the same eps: one token with a zero state gives o = beta v (q.k) scale.
-TEST(QkNormRoute, A3FormOfEpsInTheKernel) {
+GDN_BACKEND_TEST(QkNormRoute, A3FormOfEpsInTheKernel) {
   for (const double sum : {1e-6, 1e-4, 1.0}) {
-    for (const Backend& backend : {kRef, CpuBackend(0)}) {
+    for (const Backend& backend : {kRef, Tested(0)}) {
       Layer layer(GDN_F32);
       for (int64_t i = 0; i < 2 * kHeads * kDim; ++i) {
         layer.qk.Set(i, static_cast<float>(std::sqrt(sum / kDim)));
@@ -238,7 +254,7 @@ TEST(QkNormRoute, A3FormOfEpsInTheKernel) {
   }
 }
 
-TEST(QkNormRoute, RefusesMisuseByName) {
+GDN_BACKEND_TEST(QkNormRoute, RefusesMisuseByName) {
   gdn_qk_norm_route route{-1, -1, -1};
   EXPECT_EQ(gdn_qk_norm_route_of(Unlisted<gdn_rule_variant>(2), 1, &route), GDN_INVALID_ARGUMENT);
   EXPECT_THAT(gdn_last_error(), testing::HasSubstr("variant must be GDN (0) or GDN2 (1), got 2"));
@@ -246,7 +262,7 @@ TEST(QkNormRoute, RefusesMisuseByName) {
   EXPECT_EQ(gdn_qk_norm_route_of(GDN_RULE_GDN, 1, nullptr), GDN_INVALID_ARGUMENT);
   Layer layer(GDN_F32);
   const Layer raw(GDN_F32);
-  const Execution execution(CpuBackend(0));
+  const Execution execution(Tested(0));
   auto refused = [&](const char* sentence, auto change) {
     gdn_qk_norm_prepare_args args = layer.PrepareArgs(GDN_RULE_GDN2, 1);
     change(args);

@@ -21,6 +21,7 @@ gdn_test(kernels_cuda_training_test
     gated_rms_norm_training_test.cc
     gates_backward_test.cc
     l2_norm_backward_test.cc
+    qk_norm_route_test.cc
   DEPS gdn_kernels hwy::hwy
   LABELS gpu TIMEOUT 300)
 if(GDN_TESTS)

@@ -46,13 +46,7 @@ __global__ void __launch_bounds__(kThreads) Copy(const uint4* from, uint4* to, i
 // One allocation, from which every case takes its buffers anew.
 class Arena {
  public:
-  explicit Arena(size_t bytes) : bytes_(bytes) {
-    Must(cudaMalloc(&base_, bytes), "allocation");
-    FillUniform<<<4096, 256>>>(reinterpret_cast<uint16_t*>(base_), static_cast<int64_t>(bytes / 2),
-                               -2.0f, 2.0f);
-    Must(cudaGetLastError(), "fill");
-    Must(cudaDeviceSynchronize(), "fill");
-  }
+  explicit Arena(size_t bytes) : bytes_(bytes) { Must(cudaMalloc(&base_, bytes), "allocation"); }
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
   ~Arena() { cudaFree(base_); }
@@ -64,10 +58,16 @@ class Arena {
     if (used_ > bytes_) gdn::bench::Die("arena", "too small for this case");
     return taken;
   }
-  // FP32 values that are sane gammas, weights and statistics.
+  // BF16 values: a case before may have left anything.
+  uint16_t* TakeHalves(int64_t count, float low, float high) {
+    uint16_t* const taken = Take<uint16_t>(count);
+    FillUniform<<<4096, 256>>>(taken, count, low, high);
+    Must(cudaGetLastError(), "fill");
+    return taken;
+  }
   float* TakeFloats(int64_t count, float low, float high) {
     float* const taken = Take<float>(count);
-    FillUniform<<<256, 256>>>(taken, count, low, high);
+    FillUniform<<<4096, 256>>>(taken, count, low, high);
     Must(cudaGetLastError(), "fill");
     return taken;
   }
@@ -157,13 +157,15 @@ class Bench {
     Report(name, rows, bytes, us, copies_[bytes]);
   }
 
-  gdn_gated_rms_norm_input Input(int64_t rows, int64_t dim, bool strided, gdn_dtype gate_dtype) {
+  // `shift`: elements that the gate is moved from where 16 bytes begin.
+  gdn_gated_rms_norm_input Input(int64_t rows, int64_t dim, bool strided, gdn_dtype gate_dtype,
+                                 int64_t shift = 0) {
     gdn_gated_rms_norm_input in{};
     in.heads = std::min<int64_t>(rows, 32);
     in.batch = 1;
     in.seq = rows / in.heads;
     in.dim = dim;
-    in.x = arena_.Take<uint16_t>(rows * dim);
+    in.x = arena_.TakeHalves(rows * dim, -2.0f, 2.0f);
     in.x_dtype = GDN_BF16;
     in.x_strides = {rows * dim, in.heads * dim, dim, 1};
     // Beside q, k, v and the gates' columns, as in a layer's projection.
@@ -171,8 +173,8 @@ class Bench {
     in.gate_dtype = gate_dtype;
     in.gate = gate_dtype == GDN_F32
                   ? static_cast<void*>(arena_.TakeFloats(in.seq * width, -3.0f, 3.0f))
-                  : arena_.Take<uint16_t>(in.seq * width);
-    if (strided) in.gate = static_cast<const uint16_t*>(in.gate) + 2 * in.heads * dim;
+                  : arena_.TakeHalves(in.seq * width, -3.0f, 3.0f);
+    if (strided) in.gate = static_cast<const uint16_t*>(in.gate) + 2 * in.heads * dim + shift;
     in.gate_strides = {in.seq * width, width, dim, 1};
     in.gamma = arena_.TakeFloats(dim, 0.5f, 1.5f);
     in.gamma_dtype = GDN_F32;
@@ -181,12 +183,12 @@ class Bench {
   }
 
   void Forward(const char* name, int64_t rows, int64_t dim, bool strided, gdn_fp8_scaling fp8,
-               bool amax) {
+               bool amax, int64_t shift = 0) {
     const double bytes = static_cast<double>(rows) * (dim * (fp8 == GDN_FP8_NONE ? 6.0 : 5.0) +
                                                       4.0 + (fp8 == GDN_FP8_ROW ? 4.0 : 0.0));
     Case(Name(name, dim), rows, bytes, [&](int) {
       gdn_gated_rms_norm_forward_args args{};
-      args.in = Input(rows, dim, strided, GDN_BF16);
+      args.in = Input(rows, dim, strided, GDN_BF16, shift);
       args.eps = 1e-6f;
       args.y = arena_.Take<uint16_t>(rows * dim);
       args.rstd = arena_.Take<float>(rows);
@@ -198,13 +200,13 @@ class Bench {
     });
   }
 
-  void Backward(const char* name, int64_t rows, int64_t dim, bool strided) {
+  void Backward(const char* name, int64_t rows, int64_t dim, bool strided, int64_t shift = 0) {
     const double bytes = static_cast<double>(rows) * (dim * 10.0 + 4.0);
     Case(Name(name, dim), rows, bytes, [&](int) {
       gdn_gated_rms_norm_backward_args args{};
-      args.in = Input(rows, dim, strided, GDN_BF16);
+      args.in = Input(rows, dim, strided, GDN_BF16, shift);
       args.rstd = arena_.TakeFloats(rows, 0.5f, 1.5f);
-      args.dy = arena_.Take<uint16_t>(rows * dim);
+      args.dy = arena_.TakeHalves(rows * dim, -1.0f, 1.0f);
       args.dy_strides = args.in.x_strides;
       args.dx = arena_.Take<uint16_t>(rows * dim);
       args.dgate = arena_.Take<uint16_t>(rows * dim);
@@ -222,7 +224,7 @@ class Bench {
            gdn_l2_norm_args args{};
            args.rows = rows;
            args.dim = args.x_row_stride = args.y_row_stride = dim;
-           args.x = arena_.Take<uint16_t>(rows * dim);
+           args.x = arena_.TakeHalves(rows * dim, -2.0f, 2.0f);
            args.y = arena_.Take<uint16_t>(rows * dim);
            args.x_dtype = args.y_dtype = GDN_BF16;
            args.rstd = arena_.Take<float>(rows);
@@ -235,8 +237,8 @@ class Bench {
            gdn_l2_norm_backward_args args{};
            args.rows = rows;
            args.dim = args.y_row_stride = args.dy_row_stride = args.dx_row_stride = dim;
-           args.y = arena_.Take<uint16_t>(rows * dim);
-           args.dy = arena_.Take<uint16_t>(rows * dim);
+           args.y = arena_.TakeHalves(rows * dim, -0.2f, 0.2f);
+           args.dy = arena_.TakeHalves(rows * dim, -1.0f, 1.0f);
            args.dx = arena_.Take<uint16_t>(rows * dim);
            args.y_dtype = args.dy_dtype = args.dx_dtype = GDN_BF16;
            args.rstd = arena_.TakeFloats(rows, 0.5f, 1.5f);
@@ -249,6 +251,8 @@ class Bench {
     Forward("forward", rows, dim, false, GDN_FP8_NONE, false);
     Forward("forward, strided gate", rows, dim, true, GDN_FP8_NONE, false);
     if (dim == 128) {
+      Forward("forward, gate on 8 bytes", rows, dim, true, GDN_FP8_NONE, false, 4);
+      Forward("forward, gate on 2 bytes", rows, dim, true, GDN_FP8_NONE, false, 1);
       Forward("forward, amax", rows, dim, false, GDN_FP8_NONE, true);
       Forward("forward, FP8 row scale", rows, dim, false, GDN_FP8_ROW, false);
       Forward("forward, FP8 row scale, amax", rows, dim, false, GDN_FP8_ROW, true);
@@ -256,7 +260,10 @@ class Bench {
     Forward("forward, FP8 static scale", rows, dim, false, GDN_FP8_STATIC, false);
     Backward("backward", rows, dim, false);
     Backward("backward, strided gate", rows, dim, true);
-    if (dim == 128) L2(rows, dim);
+    if (dim != 128) return;
+    Backward("backward, gate on 8 bytes", rows, dim, true, 4);
+    Backward("backward, gate on 2 bytes", rows, dim, true, 1);
+    L2(rows, dim);
   }
 
   void Conv(int64_t sequences, int64_t length, int64_t channels) {
@@ -275,11 +282,11 @@ class Bench {
       args.channels = channels;
       args.width = 4;
       args.silu = 1;
-      args.x = arena_.Take<uint16_t>(tokens * channels);
+      args.x = arena_.TakeHalves(tokens * channels, -1.0f, 1.0f);
       args.x_dtype = args.d_y_dtype = args.d_x_dtype = GDN_BF16;
       args.x_token_stride = args.d_y_token_stride = args.d_x_token_stride = channels;
       args.weight = arena_.TakeFloats(channels * 4, -0.5f, 0.5f);
-      args.d_y = arena_.Take<uint16_t>(tokens * channels);
+      args.d_y = arena_.TakeHalves(tokens * channels, -1.0f, 1.0f);
       args.d_x = arena_.Take<uint16_t>(tokens * channels);
       args.d_weight = arena_.Take<float>(channels * 4);
       gdn_exec exec = exec_;
@@ -295,8 +302,8 @@ class Bench {
       gdn_gates_backward_args args{};
       args.tokens = tokens;
       args.value_heads = heads;
-      args.a = arena_.Take<uint16_t>(count);
-      args.b = arena_.Take<uint16_t>(count);
+      args.a = arena_.TakeHalves(count, -3.0f, 3.0f);
+      args.b = arena_.TakeHalves(count, -3.0f, 3.0f);
       args.dtype = GDN_BF16;
       args.a_token_stride = args.b_token_stride = args.d_a_token_stride = args.d_b_token_stride =
           heads;

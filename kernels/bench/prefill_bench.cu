@@ -7,6 +7,7 @@
 // executes, and `% peak` is their share of the tensor cores' at the device's highest clock.
 //
 // usage: prefill_bench [--cases=1x1024,16x2048,...] [--heads=16:32,...] [--replays=20]
+//                      [--fused-only]
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -74,6 +75,7 @@ struct Options {
                              {16, 2048}, {8, 8192}, {64, 256},  {128, 512}};
   std::vector<std::pair<int64_t, int64_t>> heads = {{16, 32}};
   int replays = 20;
+  bool fused_only = false;  // The separate ops' times are then 0.
 };
 
 class Bench {
@@ -212,7 +214,7 @@ class Bench {
     };
     const auto run_rule = [&](int i, gdn::cuda::ChunkedSplit split) {
       rule.state = state.get() + i % layers * state_size;
-      Must(gdn::cuda::LaunchChunked(exec, device, rule, {}, split));
+      Must(gdn::cuda::LaunchChunked(exec, device, rule, split));
     };
     const auto run_norm = [&](int i) {
       norm.gate = x.get() + i % layers * tokens * line + channels;
@@ -221,13 +223,16 @@ class Bench {
     };
     using Split = gdn::cuda::ChunkedSplit;
     const int launches = static_cast<int>(layers);
-    const double conv_ms = Time(launches, run_conv);
-    const double gates_ms = Time(launches, run_gates);
-    const double whole_ms = Time(launches, [&](int i) { run_rule(i, Split::kWhole); });
-    const double halves_ms = Time(launches, [&](int i) { run_rule(i, Split::kHalves); });
-    const double rule_ms = Time(launches, [&](int i) { run_rule(i, Split::kAuto); });
-    const double norm_ms = Time(launches, run_norm);
-    const double layer_ms = Time(launches, [&](int i) {
+    const auto time_separate = [&](const std::function<void(int)>& launch) {
+      return options_.fused_only ? 0.0 : Time(launches, launch);
+    };
+    const double conv_ms = time_separate(run_conv);
+    const double gates_ms = time_separate(run_gates);
+    const double whole_ms = time_separate([&](int i) { run_rule(i, Split::kWhole); });
+    const double halves_ms = time_separate([&](int i) { run_rule(i, Split::kHalves); });
+    const double rule_ms = time_separate([&](int i) { run_rule(i, Split::kAuto); });
+    const double norm_ms = time_separate(run_norm);
+    const double layer_ms = time_separate([&](int i) {
       run_conv(i);
       run_gates(i);
       run_rule(i, Split::kAuto);
@@ -280,25 +285,27 @@ class Bench {
     gdn::cuda::FusedPrefillChunks(fused, workspace.get(), &chunks_at);
     const double in_ms = Time(launches, [&](int i) {
       l.x = x.get() + i % layers * tokens * line;
-      gdn::cuda::LaunchWayIn(fused, chunks_at, stream_);
+      Must(gdn::cuda::LaunchWayIn(exec, fused, chunks_at, {Split::kWhole, 0}));
     });
-    const auto run_prepared = [&](int i, Split split) {
-      rule.state = state.get() + i % layers * state_size;
-      Must(gdn::cuda::LaunchChunked(exec, device, rule, chunks_at, split));
+    const auto run_walk = [&](int i, Split split) {
+      const int64_t layer = i % layers;
+      l.x = x.get() + layer * tokens * line;
+      l.y = y.get() + layer * tokens * values;
+      l.state = state.get() + layer * state_size;
+      Must(gdn::cuda::LaunchWalk(exec, device, fused, chunks_at, {split, 0}));
     };
-    const double prepared_whole_ms = Time(launches, [&](int i) { run_prepared(i, Split::kWhole); });
-    const double prepared_halves_ms =
-        Time(launches, [&](int i) { run_prepared(i, Split::kHalves); });
+    const double walk_whole_ms = Time(launches, [&](int i) { run_walk(i, Split::kWhole); });
+    const double walk_halves_ms = Time(launches, [&](int i) { run_walk(i, Split::kHalves); });
     const double chunks = static_cast<double>(c.sequences * ((c.length + kChunk - 1) / kChunk));
     const double rate = chunks * static_cast<double>(value_heads) * kFlopsPerChunk /
-                        std::min(prepared_whole_ms, prepared_halves_ms) * 1e-9;
+                        std::min(walk_whole_ms, walk_halves_ms) * 1e-9;
     std::printf(
         "%2lld:%-4lld %3lldx%-5lld | %8.4f %8.4f %8.4f %8.4f %8.4f %8.4f | %8.4f | %8.4f %8.4f "
         "%8.4f | %8.4f %7.1f %6.1f\n",
         static_cast<long long>(key_heads), static_cast<long long>(value_heads),
         static_cast<long long>(c.sequences), static_cast<long long>(c.length), conv_ms, gates_ms,
-        whole_ms, halves_ms, rule_ms, norm_ms, layer_ms, in_ms, prepared_whole_ms,
-        prepared_halves_ms, fused_ms, rate, 100.0 * rate / peak_);
+        whole_ms, halves_ms, rule_ms, norm_ms, layer_ms, in_ms, walk_whole_ms, walk_halves_ms,
+        fused_ms, rate, 100.0 * rate / peak_);
     std::fflush(stdout);
   }
 
@@ -334,6 +341,8 @@ Options Parse(int argc, char** argv) {
       options.heads = Pairs(value, ':');
     } else if (name == "--replays") {
       options.replays = std::stoi(value);
+    } else if (name == "--fused-only") {
+      options.fused_only = true;
     } else {
       std::fprintf(stderr, "prefill_bench: unknown option %s; see the head of prefill_bench.cu\n",
                    argv[i]);

@@ -68,6 +68,13 @@ __device__ inline void BulkLoad(void* shared, const void* global, uint32_t bytes
 #endif
 }
 
+// Brings bytes to the L2.
+__device__ inline void PrefetchBulk(const void* global, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+#endif
+}
+
 // By one thread, after every thread that wrote the shared bytes has called FenceForBulk() and
 // synchronised with it. Closes a group of this thread's stores.
 __device__ inline void BulkStore(void* global, const void* shared, uint32_t bytes) {

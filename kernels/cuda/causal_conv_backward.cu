@@ -131,12 +131,15 @@ struct Columns {
       for (int i = 0; i < kChannels; ++i) window[j][i] = window[j + 1][i];
     }
   }
-  // `recent[j]` is the d_pre of token t + j, zeros beyond the end of the sequence.
+  // `recent[j]` is the d_pre of token t + j, zeros beyond the end of the sequence. kLast: it may be
+  // among the last of the sequence, which are the final state.
+  template <bool kLast>
   __device__ void InputGradient(const Values (&recent)[kWidth], int64_t t, Values& d_x) const {
     const int64_t kept = t - end + kWidth - 1;
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) {
-      d_x[i] = kept >= 0 && a.d_final_state != nullptr ? a.d_final_state[StateAt(kept) + i] : 0.0f;
+      d_x[i] = kLast && kept >= 0 && a.d_final_state != nullptr ? a.d_final_state[StateAt(kept) + i]
+                                                                : 0.0f;
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         d_x[i] = fmaf(weight[kWidth - 1 - j][i], recent[j][i], d_x[i]);
@@ -154,14 +157,120 @@ struct Columns {
   Values window[kWidth];
 };
 
+// What a thread sums over the tokens of its segment.
+template <typename Access, int kWidth>
+struct Walk : Columns<Access, kWidth> {
+  using Base = Columns<Access, kWidth>;
+  using Base::a, Base::c, Base::window;
+  using typename Base::Values;
+  static constexpr int kChannels = Access::kChannels;
+
+  __device__ Walk(const gdn_causal_conv_backward_args& args, int64_t channel)
+      : Base(args, channel) {}
+
+  // d_pre of token t and its part of the sums, then d_x of token t - W + 1. Inside: both lie in the
+  // segment, t in the sequence, and the final state's gradient is of later tokens.
+  template <bool kInside>
+  __device__ void Token(int64_t t, typename Access::Raw raw_x, typename Access::Raw raw_d_y) {
+    Values d_pre = {};
+    if (kInside || t < this->end) {
+      Values now, d_y;
+      Access::Unpack(raw_x, now);
+      Access::Unpack(raw_d_y, d_y);
+      this->Gradient(now, d_y, d_pre);
+      if (kInside || t < high) {
+#pragma unroll
+        for (int i = 0; i < kChannels; ++i) {
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) run[j][i] = fmaf(d_pre[i], window[j][i], run[j][i]);
+          run[kWidth][i] += d_pre[i];
+        }
+      }
+      this->ShiftWindow();
+    }
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+#pragma unroll
+      for (int j = 0; j + 1 < kWidth; ++j) recent[j][i] = recent[j + 1][i];
+      recent[kWidth - 1][i] = d_pre[i];
+    }
+    const int64_t at = t - kWidth + 1;
+    if (!kInside && at < low) return;
+    Values d_x;
+    this->template InputGradient<!kInside>(recent, at, d_x);
+    Access::Store(a.d_x, a.d_x_dtype, at * a.d_x_token_stride + c, d_x);
+  }
+
+  // Tokens low to high - 1 of the sequence.
+  __device__ void Sequence() {
+    using Raw = typename Access::Raw;
+    this->OpenWindow(low);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+#pragma unroll
+      for (int i = 0; i < kChannels; ++i) recent[j][i] = 0.0f;
+    }
+    const int64_t stop = high + kWidth - 1;  // Beyond the sequence d_pre is 0.
+    const int64_t known = min(stop, this->end);
+    Raw next_x[kStep], next_d_y[kStep];
+    const auto load = [&](int64_t t) {
+      const bool whole = t + kStep <= known;
+#pragma unroll
+      for (int u = 0; u < kStep; ++u) {
+        const int64_t at = whole ? t + u : min(t + u, known - 1);
+        next_x[u] = Access::Load(a.x, a.x_dtype, at * a.x_token_stride + c);
+        next_d_y[u] = Access::Load(a.d_y, a.d_y_dtype, at * a.d_y_token_stride + c);
+      }
+    };
+    load(low);
+    for (int64_t t = low; t < stop; t += kStep) {
+      Raw x[kStep], d_y[kStep];
+#pragma unroll
+      for (int u = 0; u < kStep; ++u) {
+        x[u] = next_x[u];
+        d_y[u] = next_d_y[u];
+      }
+      load(t + kStep);
+      if (t >= low + kWidth - 1 && t + kStep <= high) {
+#pragma unroll
+        for (int u = 0; u < kStep; ++u) Token<true>(t + u, x[u], d_y[u]);
+      } else {
+#pragma unroll
+        for (int u = 0; u < kStep; ++u) {
+          if (t + u < stop) Token<false>(t + u, x[u], d_y[u]);
+        }
+      }
+      in_run += kStep;
+      if (in_run >= kRun) CloseRun();
+    }
+  }
+
+  __device__ void CloseRun() {
+    in_run = 0;
+#pragma unroll
+    for (int j = 0; j <= kWidth; ++j) {
+#pragma unroll
+      for (int i = 0; i < kChannels; ++i) {
+        total[j][i] += run[j][i];
+        run[j][i] = 0.0f;
+      }
+    }
+  }
+
+  int64_t low = 0;  // Tokens of the segment in the sequence.
+  int64_t high = 0;
+  int in_run = 0;
+  Values recent[kWidth];        // d_pre of the last tokens.
+  Values run[kWidth + 1] = {};  // d_weight, then d_bias.
+  Values total[kWidth + 1] = {};
+};
+
 // d_x of a segment's tokens and their part of d_weight and d_bias. The last tokens' d_x need the
 // d_pre of up to W - 1 tokens after the segment, which are computed here too.
 template <typename Access, int kWidth>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     Segment(const __grid_constant__ gdn_causal_conv_backward_args a, float* partial) {
   constexpr int kChannels = Access::kChannels;
-  using Values = float[kChannels];
-  using Raw = typename Access::Raw;
   const int64_t c = (blockIdx.x * int64_t{kThreads} + threadIdx.x) * kChannels;
   if (c >= a.channels) return;
   WaitForPreviousKernel();
@@ -169,100 +278,23 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int64_t size = max(kLeastTokens, (tokens + gridDim.y - 1) / gridDim.y);
   const int64_t first = min(tokens, blockIdx.y * size);
   const int64_t last = min(tokens, first + size);
-  Values total[kWidth + 1] = {};  // d_weight, then d_bias.
-  if (first < last) {
-    Columns<Access, kWidth> columns(a, c);
-    Values run[kWidth + 1] = {};
-    int in_run = 0;
-    int64_t low = first;
-    for (int64_t n = SequenceOf(a, first); low < last; ++n) {
-      columns.sequence = n;
-      columns.begin = a.cu_seqlens[n];
-      columns.end = a.cu_seqlens[n + 1];
-      const int64_t high = min(last, columns.end);
-      if (high <= low) continue;  // An empty sequence.
-      columns.OpenWindow(low);
-      Values recent[kWidth] = {};
-      const int64_t stop = high + kWidth - 1;
-      const int64_t known = min(stop, columns.end);  // Beyond it d_pre is 0.
-      Raw next_x[kStep], next_d_y[kStep];
-      const auto load = [&](int64_t t) {
-#pragma unroll
-        for (int u = 0; u < kStep; ++u) {
-          const int64_t at = min(t + u, known - 1);
-          next_x[u] = Access::Load(a.x, a.x_dtype, at * a.x_token_stride + c);
-          next_d_y[u] = Access::Load(a.d_y, a.d_y_dtype, at * a.d_y_token_stride + c);
-        }
-      };
-      load(low);
-      for (int64_t t0 = low; t0 < stop; t0 += kStep) {
-        Raw raw_x[kStep], raw_d_y[kStep];
-#pragma unroll
-        for (int u = 0; u < kStep; ++u) {
-          raw_x[u] = next_x[u];
-          raw_d_y[u] = next_d_y[u];
-        }
-        load(t0 + kStep);
-#pragma unroll
-        for (int u = 0; u < kStep; ++u) {
-          const int64_t t = t0 + u;
-          if (t >= stop) break;
-          Values d_pre = {};
-          if (t < known) {
-            Values now, d_y;
-            Access::Unpack(raw_x[u], now);
-            Access::Unpack(raw_d_y[u], d_y);
-            columns.Gradient(now, d_y, d_pre);
-            if (t < high) {
-#pragma unroll
-              for (int i = 0; i < kChannels; ++i) {
-#pragma unroll
-                for (int j = 0; j < kWidth; ++j) {
-                  run[j][i] = fmaf(d_pre[i], columns.window[j][i], run[j][i]);
-                }
-                run[kWidth][i] += d_pre[i];
-              }
-            }
-            columns.ShiftWindow();
-          }
-#pragma unroll
-          for (int i = 0; i < kChannels; ++i) {
-#pragma unroll
-            for (int j = 0; j + 1 < kWidth; ++j) recent[j][i] = recent[j + 1][i];
-            recent[kWidth - 1][i] = d_pre[i];
-          }
-          const int64_t at = t - kWidth + 1;
-          if (at < low) continue;
-          Values d_x;
-          columns.InputGradient(recent, at, d_x);
-          Access::Store(a.d_x, a.d_x_dtype, at * a.d_x_token_stride + c, d_x);
-        }
-        in_run += kStep;
-        if (in_run < kRun) continue;
-        in_run = 0;
-#pragma unroll
-        for (int j = 0; j <= kWidth; ++j) {
-#pragma unroll
-          for (int i = 0; i < kChannels; ++i) {
-            total[j][i] += run[j][i];
-            run[j][i] = 0.0f;
-          }
-        }
-      }
-      low = high;
-    }
-#pragma unroll
-    for (int j = 0; j <= kWidth; ++j) {
-#pragma unroll
-      for (int i = 0; i < kChannels; ++i) total[j][i] += run[j][i];
-    }
+  Walk<Access, kWidth> walk(a, c);
+  walk.high = first;
+  for (int64_t n = first < last ? SequenceOf(a, first) : 0; walk.high < last; ++n) {
+    walk.sequence = n;
+    walk.begin = a.cu_seqlens[n];
+    walk.end = a.cu_seqlens[n + 1];
+    walk.low = walk.high;
+    walk.high = max(walk.low, min(last, walk.end));
+    if (walk.low < walk.high) walk.Sequence();  // Not an empty one.
   }
+  walk.CloseRun();
   float* const row = partial + blockIdx.y * a.channels * (kWidth + 1);
 #pragma unroll
   for (int i = 0; i < kChannels; ++i) {
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) row[(c + i) * kWidth + j] = total[j][i];
-    row[a.channels * kWidth + c + i] = total[kWidth][i];
+    for (int j = 0; j < kWidth; ++j) row[(c + i) * kWidth + j] = walk.total[j][i];
+    row[a.channels * kWidth + c + i] = walk.total[kWidth][i];
   }
 }
 
@@ -294,7 +326,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int j = 0; j + 1 < kWidth; ++j) recent[j][0] = recent[j + 1][0];
       recent[kWidth - 1][0] = d_pre[0];
       float d_x[1];
-      columns.InputGradient(recent, t - kWidth + 1, d_x);
+      columns.template InputGradient<true>(recent, t - kWidth + 1, d_x);
       a.d_initial_state[columns.StateAt(s)] = d_x[0];
     }
   }

@@ -26,18 +26,19 @@ struct SlotChunk {
   int32_t length;  // Of the sequence.
 };
 
-// The chunk of a slot; false for a slot that stays empty.
+// The chunk of a slot; false for a slot that stays empty. Called by whole warps.
 __device__ inline bool ChunkOfSlot(const int32_t* cu_seqlens, int64_t sequences, int64_t slot,
                                    SlotChunk* chunk) {
+  const int64_t lane = threadIdx.x % 32;
   int64_t low = 0;
   int64_t high = sequences;  // The sequence is in [low, high).
   while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
-    if (ChunkSlot(cu_seqlens[middle], middle, 0) <= slot) {
-      low = middle;
-    } else {
-      high = middle;
-    }
+    const int64_t step = (high - low + 31) / 32;
+    const int64_t probe = low + lane * step;
+    const bool begun = probe < high && ChunkSlot(cu_seqlens[probe], probe, 0) <= slot;
+    // Lane 0 always says yes.
+    low += (31 - __clz(static_cast<int>(__ballot_sync(0xffffffffu, begun)))) * step;
+    high = low + step < high ? low + step : high;
   }
   const int32_t begin = cu_seqlens[low];
   chunk->sequence = low;

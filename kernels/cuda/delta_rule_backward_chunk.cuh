@@ -45,6 +45,18 @@ template <int kPanels>
 using StateTile = uint16_t[kPanels][kPanels * kPanelElements];
 constexpr int64_t kTileBytes = 2 * int64_t{kPanelElements};
 
+// Coefficients of the tokens of a chunk, whose keys are unit keys.
+struct UnitScalars {
+  float beta[kChunk];
+  float remembered[kChunk];
+  float decay[kChunk];
+  float to_end[kChunk];
+  float log_decay[kChunk];
+};
+
+__device__ inline float2 KeySizes(const UnitScalars&, int) { return make_float2(1.0f, 1.0f); }
+__device__ inline float KeySize(const UnitScalars&, int) { return 1.0f; }
+
 // For each slot and value head.
 struct BackwardWorkspace {
   char* scalars;  // UnitScalars

@@ -92,7 +92,7 @@ class KeysBlock {
         panel_(static_cast<int>(threadIdx.x) / kGroup % kPanels) {}
 
   __device__ void Run() {
-    if (threadIdx.x == 0) FindUnit(blockIdx.x, &shared_.unit[0]);
+    if (threadIdx.x < 32) FindUnit(blockIdx.x, &shared_.unit[0]);
     __syncthreads();
     if (At().unit < 0) return;
     LoadKeys();
@@ -128,27 +128,23 @@ class KeysBlock {
   __device__ static int Warp() { return Thread() % kGroup / 32; }  // Of the warpgroup.
   __device__ static int Row() { return 16 * Warp() + Lane() / 4; }
 
-  // The first chunk at or after `unit`, for all threads after the next barrier.
+  // The first chunk at or after `unit`, for all threads after the next barrier. By one warp.
   __device__ void FindUnit(int64_t unit, KeysUnit* found) const {
     const int64_t units = ChunkSlots(a_.tokens, a_.sequences) * a_.key_heads;
     for (; unit < units; unit += gridDim.x) {
       const int64_t slot = unit / a_.key_heads;
       SlotChunk chunk;
-      if (ChunkOfSlot(a_.cu_seqlens, a_.sequences, slot, &chunk) && chunk.count > 0) {
-        found->unit = unit;
-        found->slot = slot;
-        found->key_head = unit - slot * a_.key_heads;
-        found->chunk = chunk;
-        return;
-      }
+      if (!ChunkOfSlot(a_.cu_seqlens, a_.sequences, slot, &chunk) || chunk.count == 0) continue;
+      if (threadIdx.x == 0) *found = {unit, slot, unit - slot * a_.key_heads, chunk};
+      return;
     }
-    found->unit = -1;
+    if (threadIdx.x == 0) found->unit = -1;
   }
   __device__ const KeysUnit& At() const { return shared_.unit[current_]; }
 
   __device__ void Head(int r) {
     const bool last = r + 1 == p_.ratio;
-    if (last && threadIdx.x == 0) FindUnit(At().unit + gridDim.x, &shared_.unit[current_ ^ 1]);
+    if (last && threadIdx.x < 32) FindUnit(At().unit + gridDim.x, &shared_.unit[current_ ^ 1]);
     WaitForCopies<0>();
     FenceForBulk();
     __syncthreads();

@@ -1,8 +1,6 @@
 #include "kernels/cuda/delta_rule_chunk.h"
 
 #include <atomic>
-#include <cmath>
-#include <type_traits>
 
 #include "kernels/cuda/delta_rule_chunk.cuh"
 #include "kernels/cuda/delta_rule_chunk_keys.cuh"
@@ -26,20 +24,20 @@ constexpr int kStateRegisters = kStates == 2 ? 192 : 240;
 template <int kStates>
 constexpr int kOtherRegisters = kStates == 2 ? 64 : 128;
 
-template <typename X, int kStates, typename S>
+template <typename X, int kStates>
 __global__ void __launch_bounds__(kThreads<kStates>, 1) Kernel(const __grid_constant__ Params p) {
 #ifdef GDN_WGMMA
   extern __shared__ char raw[];
   char* const aligned =
       raw + (kSharedAlignment - SharedAddress(raw) % kSharedAlignment) % kSharedAlignment;
-  Shared<kStates, S>& shared = *reinterpret_cast<Shared<kStates, S>*>(aligned);
+  Shared<kStates>& shared = *reinterpret_cast<Shared<kStates>*>(aligned);
   for (int i = static_cast<int>(threadIdx.x); i < kSlots * kPanelElements; i += kThreads<kStates>) {
     shared.mix[i / kPanelElements].t[i % kPanelElements] = 0;
   }
   FenceForBulk();
   if (threadIdx.x == 0) {
     for (int i = 0; i < kSlots; ++i) {
-      shared.loaded[i].Init(std::is_same_v<S, UnitScalars> ? 1 : kGroup);
+      shared.loaded[i].Init(kGroup);
       shared.ready[i].Init(2 * kGroup);
       shared.done[i].Init(kStates * kGroup / 32);
     }
@@ -56,14 +54,14 @@ __global__ void __launch_bounds__(kThreads<kStates>, 1) Kernel(const __grid_cons
     SolveRole<kStates>(p, shared, thread);
   } else {
     GrowRegisters<kStateRegisters<kStates>>();
-    StateRole<X, kStates, S>(p, shared, role - 2, thread).Run();
+    StateRole<X, kStates>(p, shared, role - 2, thread).Run();
   }
 #endif
 }
 
-template <typename X, int kStates, typename S>
+template <typename X, int kStates>
 gdn_status Launch(const gdn_exec& exec, const Device& device, Params params) {
-  constexpr size_t kBytes = sizeof(Shared<kStates, S>) + kSharedAlignment;
+  constexpr size_t kBytes = sizeof(Shared<kStates>) + kSharedAlignment;
   // A bit per device.
   static std::atomic<uint64_t> prepared{0};
   int index = 0;
@@ -72,7 +70,7 @@ gdn_status Launch(const gdn_exec& exec, const Device& device, Params params) {
   }
   if ((prepared.load(std::memory_order_relaxed) >> index & 1) == 0) {
     const gdn_status status =
-        CheckCuda(kOp, cudaFuncSetAttribute(Kernel<X, kStates, S>,
+        CheckCuda(kOp, cudaFuncSetAttribute(Kernel<X, kStates>,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     if (status != GDN_OK) return status;
     prepared.fetch_or(uint64_t{1} << index, std::memory_order_relaxed);
@@ -80,7 +78,7 @@ gdn_status Launch(const gdn_exec& exec, const Device& device, Params params) {
   params.units =
       static_cast<int32_t>(params.args.sequences * params.args.value_heads * (2 / kStates));
   const int blocks = params.units < device.multiprocessors ? params.units : device.multiprocessors;
-  Kernel<X, kStates, S>
+  Kernel<X, kStates>
       <<<static_cast<unsigned>(blocks), kThreads<kStates>, kBytes, Stream(exec)>>>(params);
   return CheckLaunch(kOp);
 }
@@ -108,39 +106,22 @@ bool CoversChunked(const Device& device, const gdn_delta_rule_args& args) {
          IsAligned(args.state, args.state_slot_stride, 2 * element, element);
 }
 
-namespace {
-
-template <typename X, typename S>
-gdn_status LaunchSplit(const gdn_exec& exec, const Device& device, const Params& params,
-                       bool halves) {
-  return halves ? Launch<X, 1, S>(exec, device, params) : Launch<X, 2, S>(exec, device, params);
-}
-
-}  // namespace
-
 gdn_status LaunchChunked(const gdn_exec& exec, const Device& device,
-                         const gdn_delta_rule_args& args, const PreparedChunks& prepared,
-                         ChunkedSplit split) {
+                         const gdn_delta_rule_args& args, ChunkedSplit split) {
   Params params{};
   params.args = args;
-  params.scale = args.scale != 0.0f ? args.scale : static_cast<float>(1.0 / std::sqrt(1.0 * kDim));
+  params.scale = OutputScale(args.scale);
   params.ratio = static_cast<int32_t>(args.value_heads / args.key_heads);
-  params.keys = static_cast<const char*>(prepared.keys);
-  params.values = static_cast<const char*>(prepared.values);
-  params.scalars = static_cast<const char*>(prepared.scalars);
   if (split == ChunkedSplit::kAuto) {
     // Halves use twice the blocks, which pays while they would be idle.
     const int64_t units = args.sequences * args.value_heads;
     split = 2 * units <= device.multiprocessors ? ChunkedSplit::kHalves : ChunkedSplit::kWhole;
   }
   const bool halves = split == ChunkedSplit::kHalves;
-  const bool bf16 = args.qkv_dtype == GDN_BF16;
-  if (prepared.keys != nullptr) {
-    return bf16 ? LaunchSplit<Bf16, UnitScalars>(exec, device, params, halves)
-                : LaunchSplit<F16, UnitScalars>(exec, device, params, halves);
+  if (args.qkv_dtype == GDN_BF16) {
+    return halves ? Launch<Bf16, 1>(exec, device, params) : Launch<Bf16, 2>(exec, device, params);
   }
-  return bf16 ? LaunchSplit<Bf16, Scalars>(exec, device, params, halves)
-              : LaunchSplit<F16, Scalars>(exec, device, params, halves);
+  return halves ? Launch<F16, 1>(exec, device, params) : Launch<F16, 2>(exec, device, params);
 }
 
 }  // namespace gdn::cuda

@@ -23,6 +23,7 @@
 #ifndef KERNELS_CUDA_DELTA_RULE_CHUNK_CUH_
 #define KERNELS_CUDA_DELTA_RULE_CHUNK_CUH_
 
+#include <cmath>
 #include <cstdint>
 
 #include "gdn/kernels/delta_rule.h"
@@ -47,11 +48,12 @@ struct Params {
   float scale;  // Never 0.
   int32_t ratio;
   int32_t units;  // Of all blocks; positive.
-  // Chunks that are prepared, or NULL: see PreparedChunks.
-  const char* keys;
-  const char* values;
-  const char* scalars;
 };
+
+// Of the output, from an op's argument.
+inline float OutputScale(float scale) {
+  return scale != 0.0f ? scale : static_cast<float>(1.0 / std::sqrt(1.0 * kDim));
+}
 
 // A tile of FP16 or raw elements: 64 rows, a panel for each 64 columns.
 constexpr int kPanelElements = kChunk * kPanelColumns;
@@ -81,30 +83,17 @@ struct Solve {
   float diagonal[4][16 * kDiagonalStride];  // The diagonal blocks, transposed.
 };
 
-template <int kStates, typename S>
+template <int kStates>
 struct Shared {
   Keys keys[kSlots];
   Mix mix[kSlots];
   uint16_t values[kSlots][kStates][kPanelElements];
   Solve solve;
-  S scalars[kSlots];              // Scalars or UnitScalars.
+  Scalars scalars[kSlots];
   ArrivalBarrier loaded[kSlots];  // keys -> solve: unit keys and scalars are there.
   ArrivalBarrier ready[kSlots];   // keys, solve -> state: P and T too.
   ArrivalBarrier done[kSlots];    // state -> keys, solve: the chunk is no longer needed.
 };
-
-// Coefficients of unit keys that are prepared: Scalars without the sizes.
-struct UnitScalars {
-  float beta[kChunk];
-  float remembered[kChunk];
-  float decay[kChunk];
-  float to_end[kChunk];
-  float log_decay[kChunk];
-};
-
-// Chunks prepared in memory lie in slots (chunk_slots.cuh), in the layout of the tiles, rows past a
-// sequence's end zeros: for each slot Keys of each key head; two panels of values, and UnitScalars,
-// of each value head.
 
 // A walk over the chunks of a block's units (sequence, value head, part of its columns), in the
 // order that all roles share.

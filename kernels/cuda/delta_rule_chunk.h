@@ -13,18 +13,9 @@ bool CoversChunked(const Device& device, const gdn_delta_rule_args& args);
 // Value columns of a head that a block takes; the results are the same bits.
 enum class ChunkedSplit { kAuto, kWhole, kHalves };
 
-// Chunks prepared by the fused prefill, in its workspace, with the layout of delta_rule_chunk.cuh;
-// NULL: q, k, v, g and beta of the args are used instead.
-struct PreparedChunks {
-  void* keys = nullptr;
-  void* values = nullptr;
-  void* scalars = nullptr;
-};
-
 // CoversChunked has said yes.
 gdn_status LaunchChunked(const gdn_exec& exec, const Device& device,
-                         const gdn_delta_rule_args& args, const PreparedChunks& prepared = {},
-                         ChunkedSplit split = ChunkedSplit::kAuto);
+                         const gdn_delta_rule_args& args, ChunkedSplit split = ChunkedSplit::kAuto);
 
 }  // namespace gdn::cuda
 

@@ -35,7 +35,7 @@ __device__ inline void CopyRows(uint32_t shared, const X* global, int64_t stride
 
 template <typename X, int kStates>
 __device__ inline void StartLoad(const Params& p, const Cursor& at, int thread,
-                                 Shared<kStates, Scalars>& shared, uint32_t slot, Gates* gates) {
+                                 Shared<kStates>& shared, uint32_t slot, Gates* gates) {
   const gdn_delta_rule_args& a = p.args;
   const int64_t token = int64_t{at.begin} + at.first;
   const int count = at.length - at.first;
@@ -188,8 +188,6 @@ __device__ inline float2 KeySizes(const Scalars& scalars, int column) {
   return *reinterpret_cast<const float2*>(&scalars.key_size[column]);
 }
 __device__ inline float KeySize(const Scalars& scalars, int row) { return scalars.key_size[row]; }
-__device__ inline float2 KeySizes(const UnitScalars&, int) { return make_float2(1.0f, 1.0f); }
-__device__ inline float KeySize(const UnitScalars&, int) { return 1.0f; }
 
 // P from the products of queries and keys, into a panel.
 template <typename S>
@@ -228,7 +226,7 @@ __device__ inline void FormMix(const S& scalars, uint32_t tile, int warp, int la
 }
 
 template <typename X, int kStates>
-__device__ inline void KeysRole(const Params& p, Shared<kStates, Scalars>& shared, int thread) {
+__device__ inline void KeysRole(const Params& p, Shared<kStates>& shared, int thread) {
   constexpr int kParts = 2 / kStates;
   Cursor at;
   if (!EnterChunks<kParts>(p, static_cast<int>(blockIdx.x), &at)) return;
@@ -256,52 +254,6 @@ __device__ inline void KeysRole(const Params& p, Shared<kStates, Scalars>& share
     float d[32];
     Gram(keys.q, keys.k, d);
     FormMix(scalars, SharedAddress(shared.mix[n % kSlots].p), warp, lane, d);
-    FenceForBulk();
-    shared.ready[n % kSlots].Arrive();
-  }
-}
-
-// The same where chunks are prepared: one thread has them copied whole.
-template <int kStates>
-__device__ inline void StartCopy(const Params& p, const Cursor& at,
-                                 Shared<kStates, UnitScalars>& shared, uint32_t slot) {
-  const int64_t chunk = ChunkSlot(at.begin, at.sequence, at.first / kChunk);
-  const int64_t value_head = chunk * p.args.value_heads + at.head;
-  const int64_t key_head = chunk * p.args.key_heads + at.head / p.ratio;
-  constexpr uint32_t kValueBytes = sizeof(shared.values[0]);
-  ArrivalBarrier* const loaded = &shared.loaded[slot];
-  loaded->ArriveExpecting(sizeof(Keys) + kValueBytes + sizeof(UnitScalars));
-  BulkLoad(&shared.keys[slot], p.keys + key_head * int64_t{sizeof(Keys)}, sizeof(Keys), loaded);
-  BulkLoad(&shared.values[slot],
-           p.values + (value_head * 2 + at.part) * int64_t{kPanelElements * 2}, kValueBytes,
-           loaded);
-  BulkLoad(&shared.scalars[slot], p.scalars + value_head * int64_t{sizeof(UnitScalars)},
-           sizeof(UnitScalars), loaded);
-}
-
-template <typename X, int kStates>
-__device__ inline void KeysRole(const Params& p, Shared<kStates, UnitScalars>& shared, int thread) {
-  constexpr int kParts = 2 / kStates;
-  Cursor at;
-  if (!EnterChunks<kParts>(p, static_cast<int>(blockIdx.x), &at)) return;
-  if (thread == 0) StartCopy(p, at, shared, 0);
-  bool more = true;
-  for (uint32_t n = 0; more; ++n) {
-    const int lane = Opaque(thread) % 32;
-    const int warp = Opaque(thread) / 32;
-    more = NextChunk<kParts>(p, &at);
-    if (thread == 0) {
-      // The slot of the chunk after this one is that of the chunk two before.
-      if (n >= 2) WaitFor(shared.done, n - 2);
-      if (more) StartCopy(p, at, shared, (n + 1) % kSlots);
-    }
-    __syncwarp();
-    WaitFor(shared.loaded, n);
-    const Keys& keys = shared.keys[n % kSlots];
-    float d[32];
-    Gram(keys.q, keys.k, d);
-    if (n >= kSlots) WaitFor(shared.done, n - kSlots);
-    FormMix(shared.scalars[n % kSlots], SharedAddress(shared.mix[n % kSlots].p), warp, lane, d);
     FenceForBulk();
     shared.ready[n % kSlots].Arrive();
   }

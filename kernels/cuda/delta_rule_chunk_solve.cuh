@@ -82,18 +82,21 @@ __device__ inline void FormSystem(const S& scalars, Solve& solve, int warp, int 
   }
 }
 
-// The inverse of the warp's diagonal block, a column a lane (twice), by forward substitution in
-// FP32. Entries of `transposed` on and above M's diagonal are not read.
+// The inverse of the warp's diagonal block of 16. Its two diagonal blocks of eight by forward
+// substitution in FP32, a column a lane (twice): entries of `transposed` on and above M's diagonal
+// are not read. Then -D_1 M_10 D_0 below them.
 __device__ inline void InvertDiagonal(const float* transposed, uint32_t panel, int warp, int lane) {
-  const int column = lane % 16;
-  float x[16];
+  const int top = lane / 8 % 2 * 8;
+  const int column = lane % 8;
+  float x[8];
 #pragma unroll
-  for (int i = 0; i < 16; ++i) x[i] = i == column ? 1.0f : 0.0f;
+  for (int i = 0; i < 8; ++i) x[i] = i == column ? 1.0f : 0.0f;
 #pragma unroll
-  for (int j = 0; j < 15; ++j) {
+  for (int j = 0; j < 7; ++j) {
 #pragma unroll
-    for (int i = (j + 1) / 4 * 4; i < 16; i += 4) {
-      const float4 m = *reinterpret_cast<const float4*>(transposed + j * kDiagonalStride + i);
+    for (int i = (j + 1) / 4 * 4; i < 8; i += 4) {
+      const float4 m =
+          *reinterpret_cast<const float4*>(transposed + (top + j) * kDiagonalStride + top + i);
       if (i + 0 > j) x[i + 0] = fmaf(-m.x, x[j], x[i + 0]);
       if (i + 1 > j) x[i + 1] = fmaf(-m.y, x[j], x[i + 1]);
       if (i + 2 > j) x[i + 2] = fmaf(-m.z, x[j], x[i + 2]);
@@ -101,15 +104,42 @@ __device__ inline void InvertDiagonal(const float* transposed, uint32_t panel, i
     }
   }
   // Each half of the warp stores half of the rows.
+  const int block = 16 * warp;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int row = 16 * warp + i + (lane < 16 ? 0 : 8);
-    const __half value = __float2half_rn(lane < 16 ? x[i] : x[i + 8]);
-    asm volatile("st.shared.b16 [%0], %1;" ::"r"(panel + PanelOffset(row, warp * 2 + column / 8) +
-                                                 column % 8 * 2),
+  for (int i = 0; i < 4; ++i) {
+    const int row = block + top + i + (lane < 16 ? 0 : 4);
+    const __half value = __float2half_rn(lane < 16 ? x[i] : x[i + 4]);
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(panel + PanelOffset(row, (block + top) / 8) +
+                                                 static_cast<uint32_t>(column) * 2),
                  "h"(*reinterpret_cast<const uint16_t*>(&value))
                  : "memory");
   }
+  __syncwarp();
+  const int row = block + 8 + lane / 4;
+  const uint32_t pair = static_cast<uint32_t>(lane % 4) * 4;
+  uint32_t a[4] = {};
+  asm volatile("ld.shared.b32 %0, [%1];"
+               : "=r"(a[0])
+               : "r"(panel + PanelOffset(row, block / 8 + 1) + pair)
+               : "memory");
+  const float2 m =
+      *reinterpret_cast<const float2*>(transposed + lane / 4 * kDiagonalStride + 8 + lane % 4 * 2);
+  float y[4] = {};
+  Product16(y, a, PackHalves(m.x, m.y), 0);
+  a[0] = PackHalves(y[0], y[1]);
+  uint32_t b;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
+               : "=r"(b)
+               : "r"(panel + PanelOffset(block + lane % 8, block / 8))
+               : "memory");
+  float d[4] = {};
+  Product16(d, a, b, 0);
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(panel + PanelOffset(row, block / 8) + pair),
+               "r"(PackHalves(-d[0], -d[1]))
+               : "memory");
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(panel + PanelOffset(row - 8, block / 8 + 1) + pair),
+               "r"(0)
+               : "memory");
 }
 
 // T's block of 16 below the diagonal of a block of 32, -D_1 M_10 D_0: eight columns of it.
@@ -161,8 +191,8 @@ __device__ inline void MergeThirtyTwos(uint32_t system, uint32_t t, int warp, in
   StoreNegated(t, 32 + row, column + 8, lane, d[1]);
 }
 
-template <int kStates, typename S>
-__device__ inline void SolveRole(const Params& p, Shared<kStates, S>& shared, int thread) {
+template <int kStates>
+__device__ inline void SolveRole(const Params& p, Shared<kStates>& shared, int thread) {
   constexpr int kParts = 2 / kStates;
   Solve& solve = shared.solve;
   const uint32_t system = SharedAddress(solve.system);

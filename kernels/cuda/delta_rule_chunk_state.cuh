@@ -2,8 +2,6 @@
 #ifndef KERNELS_CUDA_DELTA_RULE_CHUNK_STATE_CUH_
 #define KERNELS_CUDA_DELTA_RULE_CHUNK_STATE_CUH_
 
-#include <type_traits>
-
 #include "kernels/cuda/delta_rule_chunk.cuh"
 
 namespace gdn::cuda::chunk {
@@ -51,32 +49,38 @@ __device__ inline void StoreState(S* to, const Place& place, const float (&s)[64
   }
 }
 
-// What two neighbouring tokens of the output are multiplied by.
-template <typename S>
-struct QueryScale;
-template <>
-struct QueryScale<Scalars> {
-  __device__ QueryScale(const Params&, const Scalars& scalars) : query(scalars.query) {}
-  __device__ float2 At(int token) const { return *reinterpret_cast<const float2*>(query + token); }
-  const float* query;
-};
-template <>
-struct QueryScale<UnitScalars> {
-  __device__ QueryScale(const Params& p, const UnitScalars&) : scale(p.scale) {}
-  __device__ float2 At(int) const { return make_float2(scale, scale); }
-  float scale;
-};
+// The thread's part of 64 rows of the pool, from an offset in elements on; zeros where it is
+// negative.
+__device__ inline void ReadSlot(const gdn_delta_rule_args& a, int64_t offset, const Place& place,
+                                float (&s)[64]) {
+  if (offset < 0) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) s[i] = 0.0f;
+  } else if (a.state_dtype == GDN_F32) {
+    LoadState(static_cast<const float*>(a.state) + offset, place, s);
+  } else {
+    LoadState(static_cast<const Bf16*>(a.state) + offset, place, s);
+  }
+}
+__device__ inline void WriteSlot(const gdn_delta_rule_args& a, int64_t offset, const Place& place,
+                                 const float (&s)[64]) {
+  if (a.state_dtype == GDN_F32) {
+    StoreState(static_cast<float*>(a.state) + offset, place, s);
+  } else {
+    StoreState(static_cast<Bf16*>(a.state) + offset, place, s);
+  }
+}
 
 // Rows of o from their transposed sum; eight lanes write neighbouring elements.
-template <typename O, typename Q>
-__device__ inline void StoreRows(O* to, int64_t stride, int count, const Q& query,
+template <typename O>
+__device__ inline void StoreRows(O* to, int64_t stride, int count, const float* query,
                                  const Place& place, const float (&o)[32]) {
   to += place.column * stride + place.value;
   const bool all = count >= kChunk;
 #pragma unroll
   for (int t = 0; t < 8; ++t) {
     const int token = 8 * t + place.column;
-    const float2 scale = query.At(token);
+    const float2 scale = *reinterpret_cast<const float2*>(query + token);
     if (all || token < count) {
       to[0] = Narrow<O>(o[4 * t] * scale.x);
       to[8] = Narrow<O>(o[4 * t + 2] * scale.x);
@@ -94,11 +98,30 @@ __device__ inline float2 PairAt(const float (&coefficients)[kChunk], int t, cons
   return *reinterpret_cast<const float2*>(&coefficients[8 * t + place.column]);
 }
 
-// S: Scalars, or UnitScalars where chunks are prepared.
-template <typename X, int kStates, typename S>
+// Steps of 16 columns of the state, from kFirst on, as an operand.
+template <int kFirst, int kSteps>
+__device__ inline void ToOperand(const float (&s)[64], uint32_t (&operand)[kSteps][4]) {
+#pragma unroll
+  for (int i = 0; i < 4 * kSteps; ++i) {
+    operand[i / 4][i % 4] = PackHalves(s[8 * kFirst + 2 * i], s[8 * kFirst + 2 * i + 1]);
+  }
+}
+
+// Steps [kFirst, kLast) of d = S x for the 64 rows x of a tile.
+template <int kFirst, int kLast, int kSteps>
+__device__ inline void ReadState(const uint16_t (&tile)[2][kPanelElements],
+                                 const uint32_t (&operand)[kSteps][4], float (&d)[32]) {
+#pragma unroll
+  for (int i = kFirst; i < kLast; ++i) {
+    const uint64_t b = PanelDescriptor(SharedAddress(tile[i / 4]));
+    ProductN64(d, operand[i % kSteps], b + i % 4 * kNextColumns, i > 0);
+  }
+}
+
+template <typename X, int kStates>
 class StateRole {
  public:
-  __device__ StateRole(const Params& p, Shared<kStates, S>& shared, int which, int thread)
+  __device__ StateRole(const Params& p, Shared<kStates>& shared, int which, int thread)
       : p_(p), a_(p.args), shared_(shared), which_(which), thread_(thread) {
     place_.value = thread / 32 * 16 + thread % 32 / 4;
     place_.column = thread % 4 * 2;
@@ -117,9 +140,9 @@ class StateRole {
       }
       if (at.length == 0 && read == write) continue;
       float s[64];
-      LoadUnit(at, read, fresh, s);
+      ReadSlot(a_, fresh ? -1 : StateOffset(at, read), place_, s);
       Walk(at, s);
-      StoreUnit(at, write, s);
+      WriteSlot(a_, StateOffset(at, write), place_, s);
     }
   }
 
@@ -133,25 +156,6 @@ class StateRole {
 
   __device__ int Panel(const Cursor& at) const { return kStates == 2 ? which_ : at.part; }
 
-  __device__ void LoadUnit(const Cursor& at, int64_t read, bool fresh, float (&s)[64]) const {
-    const int64_t offset = fresh ? 0 : StateOffset(at, read);
-    if (fresh) {
-#pragma unroll
-      for (int i = 0; i < 64; ++i) s[i] = 0.0f;
-    } else if (a_.state_dtype == GDN_F32) {
-      LoadState(static_cast<const float*>(a_.state) + offset, place_, s);
-    } else {
-      LoadState(static_cast<const Bf16*>(a_.state) + offset, place_, s);
-    }
-  }
-  __device__ void StoreUnit(const Cursor& at, int64_t write, const float (&s)[64]) const {
-    const int64_t offset = StateOffset(at, write);
-    if (a_.state_dtype == GDN_F32) {
-      StoreState(static_cast<float*>(a_.state) + offset, place_, s);
-    } else {
-      StoreState(static_cast<Bf16*>(a_.state) + offset, place_, s);
-    }
-  }
   __device__ int64_t StateOffset(const Cursor& at, int64_t slot) const {
     return slot * a_.state_slot_stride + (at.head * 2 + Panel(at)) * int64_t{kChunk * kDim};
   }
@@ -172,7 +176,7 @@ class StateRole {
   __device__ void Finish(const Cursor& at, uint32_t n, const float (&o)[32]) const {
     const int64_t offset = OutputOffset(at);
     const int count = at.length - at.first;
-    const QueryScale<S> query(p_, shared_.scalars[n % kSlots]);
+    const float* const query = shared_.scalars[n % kSlots].query;
     if (a_.o_dtype == GDN_F32) {
       StoreRows(static_cast<float*>(a_.o) + offset, a_.o_token_stride, count, query, place_, o);
     } else if (a_.o_dtype == GDN_BF16) {
@@ -197,9 +201,7 @@ class StateRole {
       const uint32_t n = n_;
       const Keys& keys = shared_.keys[n % kSlots];
       const Mix& mix = shared_.mix[n % kSlots];
-      const S& scalars = shared_.scalars[n % kSlots];
-      // What the copy engine brought is seen by those who wait for it themselves.
-      if constexpr (std::is_same_v<S, UnitScalars>) WaitFor(shared_.loaded, n);
+      const Scalars& scalars = shared_.scalars[n % kSlots];
       WaitFor(shared_.ready, n);
 
       // d = S k and o = S q.
@@ -327,7 +329,8 @@ class StateRole {
   }
 
   // beta v of the 16 tokens of groups t and t + 1.
-  __device__ void WrittenValues(uint32_t address, const S& scalars, int t, float* written) const {
+  __device__ void WrittenValues(uint32_t address, const Scalars& scalars, int t,
+                                float* written) const {
     uint32_t words[4];
     LoadMatricesTransposed(address, words);
 #pragma unroll
@@ -336,26 +339,6 @@ class StateRole {
       const float2 x = Pair<X>::Widen(*reinterpret_cast<typename Pair<X>::Raw*>(&words[i]));
       written[2 * i] = beta.x * x.x;
       written[2 * i + 1] = beta.y * x.y;
-    }
-  }
-
-  // Steps of 16 columns of the state, from kFirst on, as an operand.
-  template <int kFirst>
-  __device__ static void ToOperand(const float (&s)[64], uint32_t (&operand)[kSteps][4]) {
-#pragma unroll
-    for (int i = 0; i < 4 * kSteps; ++i) {
-      operand[i / 4][i % 4] = PackHalves(s[8 * kFirst + 2 * i], s[8 * kFirst + 2 * i + 1]);
-    }
-  }
-
-  // Steps [kFirst, kLast) of d = S x for the 64 rows x of a tile.
-  template <int kFirst, int kLast>
-  __device__ static void ReadState(const uint16_t (&tile)[2][kPanelElements],
-                                   const uint32_t (&operand)[kSteps][4], float (&d)[32]) {
-#pragma unroll
-    for (int i = kFirst; i < kLast; ++i) {
-      const uint64_t b = PanelDescriptor(SharedAddress(tile[i / 4]));
-      ProductN64(d, operand[i % kSteps], b + i % 4 * kNextColumns, i > 0);
     }
   }
 
@@ -369,7 +352,7 @@ class StateRole {
 
   const Params& p_;
   const gdn_delta_rule_args& a_;
-  Shared<kStates, S>& shared_;
+  Shared<kStates>& shared_;
   const int which_;
   const int thread_;
   Place place_;

@@ -64,7 +64,7 @@ void Launch(const gdn_delta_rule_args& args, cuda::ChunkedSplit split = cuda::Ch
   if (split == cuda::ChunkedSplit::kAuto) {
     ASSERT_EQ(gdn_delta_rule_prefill(&exec, &args), GDN_OK) << gdn_last_error();
   } else {
-    ASSERT_EQ(cuda::LaunchChunked(exec, device, args, {}, split), GDN_OK) << gdn_last_error();
+    ASSERT_EQ(cuda::LaunchChunked(exec, device, args, split), GDN_OK) << gdn_last_error();
   }
   stream.Synchronize();
 }

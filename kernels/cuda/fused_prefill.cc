@@ -31,36 +31,39 @@ class Parts {
   int64_t size_ = 0;
 };
 
+// What the separate ops leave to each other.
 struct Scratch {
-  PreparedChunks chunks;  // Either the chunks,
-  void* qkv = nullptr;    // or what the separate ops leave.
+  void* qkv = nullptr;
   float* g = nullptr;
   float* beta = nullptr;
   void* o = nullptr;
-  size_t bytes = 0;
 };
 
 gdn_dtype OutputType(const gdn_fused_decode_args& a) { return a.round_o != 0 ? a.dtype : GDN_F32; }
 
-Scratch Divide(const gdn_fused_prefill_args& args, void* workspace) {
+size_t Divide(const gdn_fused_prefill_args& args, void* workspace, PreparedChunks* chunks) {
   const gdn_fused_decode_args& a = args.layer;
-  const int64_t keys = a.key_heads * a.key_dim;
-  const int64_t values = a.value_heads * a.value_dim;
   const int64_t slots = args.tokens / kChunk + a.rows;
-  // Room for either way: which is taken also depends on addresses, which a query does not read.
-  Scratch scratch;
   Parts parts(workspace);
-  scratch.o = parts.Take(args.tokens * values * kernels::SizeOf(OutputType(a)));
-  Parts chunks(workspace == nullptr ? nullptr : static_cast<char*>(workspace) + parts.size());
-  scratch.chunks.keys = chunks.Take(slots * kChunk * 2 * keys * 2);
-  scratch.chunks.values = chunks.Take(slots * kChunk * values * 2);
-  scratch.chunks.scalars = chunks.Take(slots * a.value_heads * int64_t{5 * kChunk * 4});
-  Parts separate(workspace == nullptr ? nullptr : static_cast<char*>(workspace) + parts.size());
-  scratch.qkv = separate.Take(args.tokens * (2 * keys + values) * kernels::SizeOf(a.dtype));
-  scratch.g = static_cast<float*>(separate.Take(args.tokens * a.value_heads * 4));
-  scratch.beta = static_cast<float*>(separate.Take(args.tokens * a.value_heads * 4));
-  scratch.bytes = parts.size() + std::max(chunks.size(), separate.size());
-  return scratch;
+  chunks->keys = parts.Take(slots * a.key_heads * int64_t{4 * kChunk * kChunk * 2});
+  chunks->values = parts.Take(slots * a.value_heads * int64_t{2 * kChunk * kChunk * 2});
+  chunks->mixes = parts.Take(slots * a.value_heads * int64_t{2 * kChunk * kChunk * 2});
+  chunks->scalars = parts.Take(slots * a.value_heads * int64_t{2 * kChunk * 4 + 16});
+  const int64_t items = slots * ChunkItems(a.key_heads, a.value_heads);
+  chunks->ready = static_cast<uint32_t*>(parts.Take((items + 1) * 4));
+  return parts.size();
+}
+
+size_t Divide(const gdn_fused_prefill_args& args, void* workspace, Scratch* scratch) {
+  const gdn_fused_decode_args& a = args.layer;
+  const int64_t values = a.value_heads * a.value_dim;
+  const int64_t channels = 2 * a.key_heads * a.key_dim + values;
+  Parts parts(workspace);
+  scratch->o = parts.Take(args.tokens * values * kernels::SizeOf(OutputType(a)));
+  scratch->qkv = parts.Take(args.tokens * channels * kernels::SizeOf(a.dtype));
+  scratch->g = static_cast<float*>(parts.Take(args.tokens * a.value_heads * 4));
+  scratch->beta = static_cast<float*>(parts.Take(args.tokens * a.value_heads * 4));
+  return parts.size();
 }
 
 gdn_delta_rule_args RuleArgs(const gdn_fused_prefill_args& args, const Scratch& scratch) {
@@ -94,20 +97,6 @@ gdn_delta_rule_args RuleArgs(const gdn_fused_prefill_args& args, const Scratch& 
   rule.o_dtype = OutputType(a);
   rule.o_token_stride = values;
   return rule;
-}
-
-// Whether columns and rows of 16-bit elements can be accessed in fours.
-bool IsQuadAligned(const void* data, int64_t stride, int64_t offset = 0) {
-  return reinterpret_cast<uintptr_t>(data) % 8 == 0 && stride % 4 == 0 && offset % 4 == 0;
-}
-
-bool CoversWayIn(const gdn_fused_decode_args& a) {
-  return a.conv_width == 4 && a.use_qk_l2norm != 0 &&
-         IsQuadAligned(a.x, a.x_token_stride, a.q_offset) &&
-         IsQuadAligned(a.x, a.x_token_stride, a.k_offset) &&
-         IsQuadAligned(a.x, a.x_token_stride, a.v_offset) &&
-         IsQuadAligned(a.conv_state, a.conv_slot_stride) &&
-         reinterpret_cast<uintptr_t>(a.conv_weight) % 16 == 0;
 }
 
 // q|k|v are neighbouring columns of x.
@@ -154,11 +143,14 @@ gdn_status RunSeparateIn(const gdn_exec& exec, const gdn_fused_prefill_args& arg
 
 void FusedPrefillChunks(const gdn_fused_prefill_args& args, void* workspace,
                         PreparedChunks* chunks) {
-  *chunks = Divide(args, workspace).chunks;
+  Divide(args, workspace, chunks);
 }
 
 size_t FusedPrefillWorkspace(const gdn_exec&, const gdn_fused_prefill_args& args) {
-  return Divide(args, nullptr).bytes;
+  // Room for either way: which is taken also depends on addresses, which a query does not read.
+  PreparedChunks chunks;
+  Scratch scratch;
+  return std::max(Divide(args, nullptr, &chunks), Divide(args, nullptr, &scratch));
 }
 
 gdn_status FusedPrefill(const gdn_exec& exec, const gdn_fused_prefill_args& args) {
@@ -166,22 +158,24 @@ gdn_status FusedPrefill(const gdn_exec& exec, const gdn_fused_prefill_args& args
   if (a.rows == 0) return GDN_OK;
   Device device;
   if (const gdn_status status = CurrentDevice(kOp, &device); status != GDN_OK) return status;
-  const Scratch scratch = Divide(args, exec.workspace);
-  const gdn_delta_rule_args rule = RuleArgs(args, scratch);
-  gdn_status status = GDN_OK;
-  if (CoversWayIn(a) && CoversChunked(device, rule)) {
-    LaunchWayIn(args, scratch.chunks, Stream(exec));
-    if (status = CheckLaunch(kOp); status != GDN_OK) return status;
-    status = LaunchChunked(exec, device, rule, scratch.chunks);
-  } else {
-    GDN_CHECK_ARG(a.k_offset == a.q_offset + a.key_heads * a.key_dim &&
-                      a.v_offset == a.k_offset + a.key_heads * a.key_dim,
-                  GDN_UNSUPPORTED_SHAPE,
-                  "%s: for this shape q, k and v must be neighbouring columns of x", kOp);
-    if (status = RunSeparateIn(exec, args, scratch); status != GDN_OK) return status;
-    status = DeltaRulePrefill(exec, rule);
+  if (CoversFusedPrefill(device, args)) {
+    PreparedChunks chunks;
+    Divide(args, exec.workspace, &chunks);
+    const PrefillPlan plan = PlanPrefill(device, a);
+    if (const gdn_status status = LaunchWayIn(exec, args, chunks, plan); status != GDN_OK) {
+      return status;
+    }
+    return LaunchWalk(exec, device, args, chunks, plan);
   }
+  GDN_CHECK_ARG(a.k_offset == a.q_offset + a.key_heads * a.key_dim &&
+                    a.v_offset == a.k_offset + a.key_heads * a.key_dim,
+                GDN_UNSUPPORTED_SHAPE,
+                "%s: for this shape q, k and v must be neighbouring columns of x", kOp);
+  Scratch scratch;
+  Divide(args, exec.workspace, &scratch);
+  gdn_status status = RunSeparateIn(exec, args, scratch);
   if (status != GDN_OK) return status;
+  if (status = DeltaRulePrefill(exec, RuleArgs(args, scratch)); status != GDN_OK) return status;
   LaunchWayOut(args, scratch.o, Stream(exec));
   return CheckLaunch(kOp);
 }

@@ -1,185 +1,46 @@
-#include "kernels/cuda/delta_rule_chunk.cuh"
+#include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/fused_prefill.h"
+#include "kernels/cuda/fused_prefill_conv.cuh"
+#include "kernels/cuda/fused_prefill_matrices.cuh"
+#include "kernels/cuda/fused_prefill_stream.cuh"
 
-// The way into the chunks. A block takes a chunk's slot and a few heads of q, k or v in turn; a
-// warp 16 of the chunk's tokens, a lane four channels, so that a token's head is a warp's.
+// The way into the chunks. An item is a chunk of a key head, with all that its value heads need of
+// it, or of the values of two value heads. A warpgroup works on one. Four share a multiprocessor,
+// so that some compute while others wait for memory.
 
 namespace gdn::cuda {
 namespace {
 
 using namespace chunk;  // NOLINT(build/namespaces)
 
-constexpr int kWarps = 4;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kRows = kChunk / kWarps;
-constexpr int kBatch = 8;  // Of those, in flight.
-constexpr int kHeads = 4;  // Of a block; a warp forms the gates of one of them.
-constexpr int kPast = 3;
-constexpr int kQuad = 4;
+constexpr char kOp[] = "fused_prefill";
+constexpr int kBlocks = 4;       // Of a multiprocessor.
+constexpr int kSharedHeads = 4;  // Value heads whose gates are formed at once, a warp each.
 
 struct InParams {
   gdn_fused_prefill_args args;
+  float scale;
+  int32_t ratio;
+  int32_t parts;  // Items of a slot: key heads, then pairs of value heads.
   char* keys;
   char* values;
+  char* mixes;
   char* scalars;
+  // Where items are handed over one by one: a word each, and the number of the next.
+  uint32_t* ready;
+  uint32_t* ticket;
 };
 
-template <typename X>
-struct alignas(8) Quad {
-  X element[kQuad];
-};
-template <typename X>
-__device__ inline Quad<X> LoadQuad(const X* from) {
-  return *reinterpret_cast<const Quad<X>*>(from);
-}
-template <typename X>
-__device__ inline void Push(float (&window)[kPast][kQuad], const Quad<X>& now) {
-#pragma unroll
-  for (int e = 0; e < kQuad; ++e) {
-    window[0][e] = window[1][e];
-    window[1][e] = window[2][e];
-    window[2][e] = Widen(now.element[e]);
-  }
-}
-
-// One head's columns of the projection, and where its chunk goes.
-template <typename X>
-struct Head {
-  const X* x;       // The lane's columns.
-  int64_t channel;  // The same in the convolution's order.
-  char* tile;       // Panels of the chunk.
-  bool is_value;
+struct alignas(1024) InShared {
+  Keys keys;  // Of value head r then T in k[r % 2] and P in q[r % 2].
+  Solve solve;
+  InScalars scalars[kSharedHeads];
 };
 
+// The gates of a value head's chunk, by a warp.
 template <typename X>
-__device__ inline Head<X> HeadAt(const InParams& p, int64_t slot, int row, int lane) {
-  const gdn_fused_decode_args& a = p.args.layer;
-  const int keys = static_cast<int>(a.key_heads);
-  const X* const x = static_cast<const X*>(a.x);
-  constexpr int64_t kTile = sizeof(Keys::k);
-  Head<X> head;
-  head.channel = int64_t{row} * kDim + lane * kQuad;
-  head.is_value = row >= 2 * keys;
-  if (head.is_value) {
-    const int value_head = row - 2 * keys;
-    head.x = x + a.v_offset + value_head * kDim;
-    head.tile = p.values + (slot * a.value_heads + value_head) * kTile;
-  } else {
-    const int key_head = row % keys;
-    const bool is_query = row < keys;
-    head.x = x + (is_query ? a.q_offset : a.k_offset) + key_head * kDim;
-    head.tile = p.keys + ((slot * keys + key_head) * 2 + (is_query ? 1 : 0)) * kTile;
-  }
-  head.x += lane * kQuad;
-  return head;
-}
-
-// The last kPast inputs before the sequence, and after it.
-template <typename X>
-__device__ inline void CarryState(const gdn_fused_decode_args& a, const SlotChunk& chunk,
-                                  const Head<X>& head, float (&window)[kPast][kQuad]) {
-  const int64_t channels = (2 * a.key_heads + a.value_heads) * kDim;
-  X* const state = static_cast<X*>(a.conv_state) + head.channel;
-  const int64_t read = a.read_index[chunk.sequence];
-  const int64_t write = a.write_index[chunk.sequence];
-  const bool fresh = a.fresh != nullptr && a.fresh[chunk.sequence] != 0;
-  if (!fresh) {
-#pragma unroll
-    for (int j = 0; j < kPast; ++j) {
-      Push(window, LoadQuad(state + read * a.conv_slot_stride + j * channels));
-    }
-  }
-  if (chunk.length == 0 && read == write) return;
-#pragma unroll
-  for (int j = 0; j < kPast; ++j) {
-    // Entry j is input length - kPast + j, or where the sequence is shorter an old entry.
-    Quad<X> entry;
-    if (chunk.length + j >= kPast) {
-      entry = LoadQuad(head.x + (chunk.begin + chunk.length - kPast + j) * a.x_token_stride);
-    } else {
-#pragma unroll
-      for (int e = 0; e < kQuad; ++e) {
-        float old = window[j][e];
-        if (chunk.length == 1) old = window[j + 1 < kPast ? j + 1 : j][e];
-        if (chunk.length == 2) old = window[j + 2 < kPast ? j + 2 : j][e];
-        entry.element[e] = Narrow<X>(old);
-      }
-    }
-    *reinterpret_cast<Quad<X>*>(state + write * a.conv_slot_stride + j * channels) = entry;
-  }
-}
-
-// The warp's tokens of one head.
-template <typename X>
-__device__ inline void Convolve(const InParams& p, const SlotChunk& chunk, const Head<X>& head,
-                                int warp, int lane) {
-  const gdn_fused_decode_args& a = p.args.layer;
-  const int first = warp * kRows;
-  const int count = chunk.count - first;
-  float window[kPast][kQuad] = {};
-  if (chunk.first + first == 0) {
-    CarryState(a, chunk, head, window);
-  } else if (count > 0) {
-#pragma unroll
-    for (int j = 0; j < kPast; ++j) {
-      Push(window, LoadQuad(head.x + (chunk.begin + first - kPast + j) * a.x_token_stride));
-    }
-  }
-  float weight[kPast + 1][kQuad];
-#pragma unroll
-  for (int e = 0; e < kQuad; ++e) {
-    const float4 w = reinterpret_cast<const float4*>(a.conv_weight)[head.channel + e];
-    weight[0][e] = w.x;
-    weight[1][e] = w.y;
-    weight[2][e] = w.z;
-    weight[3][e] = w.w;
-  }
-#pragma unroll 1
-  for (int batch = 0; batch < kRows; batch += kBatch) {
-    Quad<X> now[kBatch];
-#pragma unroll
-    for (int r = 0; r < kBatch; ++r) {
-      const int64_t token = chunk.begin + first + batch + r;
-      if (batch + r < count) now[r] = LoadQuad(head.x + token * a.x_token_stride);
-    }
-#pragma unroll
-    for (int r = 0; r < kBatch; ++r) {
-      uint2 word = make_uint2(0, 0);
-      if (batch + r < count) {
-        float y[kQuad];
-        Quad<X> rounded;
-#pragma unroll
-        for (int e = 0; e < kQuad; ++e) {
-          float sum = fmaf(weight[0][e], window[0][e], 0.0f);
-          sum = fmaf(weight[1][e], window[1][e], sum);
-          sum = fmaf(weight[2][e], window[2][e], sum);
-          sum = fmaf(weight[3][e], Widen(now[r].element[e]), sum);
-          rounded.element[e] = Narrow<X>(Silu(sum));
-          y[e] = Widen(rounded.element[e]);
-        }
-        Push(window, now[r]);
-        if (head.is_value) {
-          word = *reinterpret_cast<const uint2*>(&rounded);
-        } else {
-          float squares = 0.0f;
-#pragma unroll
-          for (int e = 0; e < kQuad; ++e) squares = fmaf(y[e], y[e], squares);
-          const float factor = rsqrtf(LaneSum(squares) + kQkNormEps);
-          word = make_uint2(PackHalves(y[0] * factor, y[1] * factor),
-                            PackHalves(y[2] * factor, y[3] * factor));
-        }
-      }
-      const uint32_t offset = lane / 16 * uint32_t{kPanelElements * 2} +
-                              PanelOffset(first + batch + r, lane / 2 % 8) + lane % 2 * 8;
-      *reinterpret_cast<uint2*>(head.tile + offset) = word;
-    }
-  }
-}
-
-// The scalars of a value head's chunk.
-template <typename X>
-__device__ inline void FormGates(const InParams& p, const SlotChunk& chunk, int64_t slot, int head,
-                                 int lane) {
+__device__ inline void FormGates(const InParams& p, const SlotChunk& chunk, int head, int lane,
+                                 InScalars* to) {
   const gdn_fused_decode_args& a = p.args.layer;
   float g[2];
   float beta[2];
@@ -195,57 +56,287 @@ __device__ inline void FormGates(const InParams& p, const SlotChunk& chunk, int6
   }
   float prefix[2];
   const float end = PrefixSums(g, lane, prefix);
-  UnitScalars* const to = reinterpret_cast<UnitScalars*>(p.scalars) + slot * a.value_heads + head;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int i = lane + 32 * half;
     const float decay = DecayBetween(prefix[half], 0.0f);
+    to->walk.query[i] = p.scale * decay;
+    to->walk.remembered[i] = __float2half_rn(beta[half] * decay);
+    to->walk.to_end[i] = __float2half_rn(DecayBetween(end, prefix[half]));
     to->beta[i] = beta[half];
-    to->remembered[i] = beta[half] * decay;
-    to->decay[i] = decay;
-    to->to_end[i] = DecayBetween(end, prefix[half]);
     to->log_decay[i] = prefix[half];
+  }
+  if (lane == 0) to->walk.end = DecayBetween(end, 0.0f);
+}
+
+// The warpgroup that works on an item.
+struct Group {
+  int index;  // In the block.
+  int thread;
+  __device__ void Sync() const { NamedBarrier(1 + index, kGroup); }
+};
+
+// Eight channels as FP16.
+__device__ inline uint4 Scaled(const Channels& y, float factor) {
+  return make_uint4(
+      PackHalves(y[0] * factor, y[1] * factor), PackHalves(y[2] * factor, y[3] * factor),
+      PackHalves(y[4] * factor, y[5] * factor), PackHalves(y[6] * factor, y[7] * factor));
+}
+
+// What a block's half warps convolve: q by the lower and k by the upper half of each warp, or the
+// values of two heads, of which the second may not be there.
+template <typename X>
+__device__ inline Columns<X> ColumnsOf(const InParams& p, int part, int lane) {
+  const gdn_fused_decode_args& a = p.args.layer;
+  const int keys = static_cast<int>(a.key_heads);
+  const int second = lane / 16;
+  const int column = lane % 16 * kVectorElements;
+  const X* const x = static_cast<const X*>(a.x);
+  Columns<X> at;
+  at.exist = true;
+  if (part < keys) {
+    at.x = x + (second != 0 ? a.k_offset : a.q_offset) + part * kDim + column;
+    at.channel = (second * a.key_heads + part) * kDim + column;
+  } else {
+    int head = 2 * (part - keys) + second;
+    at.exist = head < a.value_heads;
+    if (!at.exist) head = 0;
+    at.x = x + a.v_offset + head * kDim + column;
+    at.channel = (2 * a.key_heads + head) * kDim + column;
+  }
+  return at;
+}
+
+template <typename X>
+__device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int64_t slot,
+                                 int key_head, const Columns<X>& columns, const Filter& filter,
+                                 InShared& shared, const Group& group) {
+#ifdef GDN_WGMMA
+  const gdn_fused_decode_args& a = p.args.layer;
+  const int thread = group.thread;
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  Keys& keys = shared.keys;
+  char* const panel =
+      reinterpret_cast<char*>(lane < 16 ? keys.q[lane / 8 % 2] : keys.k[lane / 8 % 2]);
+  FetchInputs(a, chunk, columns, warp, lane % 8, SharedAddress(panel));
+  const int first_head = key_head * p.ratio;
+  if (warp < p.ratio) FormGates<X>(p, chunk, first_head + warp, lane, &shared.scalars[warp]);
+  Channels window[kPast] = {};
+  LoadPast(a, chunk, columns, warp, window);
+  if (chunk.count == 0) return;  // Of an empty sequence nothing but its convolution state.
+  Convolve<X>(chunk, filter, window, warp, lane % 8, panel, [&](int, const Channels& y) {
+    float squares[2] = {};
+#pragma unroll
+    for (int e = 0; e < kVectorElements; ++e) squares[e % 2] = fmaf(y[e], y[e], squares[e % 2]);
+    return Scaled(y, rsqrtf(LaneSum<15>(squares[0] + squares[1]) + kQkNormEps));
+  });
+  FenceForBulk();
+  group.Sync();
+  if (thread == 0) {
+    BulkStore(p.keys + (slot * a.key_heads + key_head) * int64_t{sizeof(Keys)}, &keys,
+              sizeof(Keys));
+  }
+  uint32_t kk[16];
+  uint32_t qk[16];
+  Grams(keys, p.scale, kk, qk);
+  const uint32_t system = SharedAddress(shared.solve.system);
+#pragma unroll 1
+  for (int r = 0; r < p.ratio; ++r) {
+    // The tiles of this head: free once the keys, or the head before the last, are stored.
+    if (thread == 0) {
+      if (r == 0) {
+        WaitForBulkReads<0>();
+      } else {
+        WaitForBulkReads<3>();
+      }
+    }
+    group.Sync();
+    if (r > 0 && r % kSharedHeads == 0) {
+      if (thread == 0) WaitForBulkReads<0>();
+      group.Sync();
+      if (r + warp < p.ratio) {
+        FormGates<X>(p, chunk, first_head + r + warp, lane, &shared.scalars[warp]);
+      }
+      group.Sync();
+    }
+    // Keeps the compiler from widening them outside of the loop, for which there is no room.
+#pragma unroll
+    for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(kk[i]), "+r"(qk[i]));
+    const uint32_t t = SharedAddress(keys.k[r % 2]);
+    const InScalars& scalars = shared.scalars[r % kSharedHeads];
+    FormMatrices(scalars, shared.solve, SharedAddress(keys.q[r % 2]), warp, lane, kk, qk);
+    ClearAbove(t, warp, lane);
+    __syncwarp();
+    InvertDiagonal(shared.solve.diagonal[warp], t, warp, lane);
+    group.Sync();
+    MergeSixteens(system, t, warp, lane);
+    group.Sync();
+    MergeThirtyTwos(system, t, warp, lane);
+    FenceForBulk();
+    group.Sync();
+    if (thread == 0) {
+      const int64_t at = slot * a.value_heads + first_head + r;
+      char* const mix = p.mixes + at * int64_t{sizeof(Mix)};
+      BulkStore(mix + offsetof(Mix, t), keys.k[r % 2], sizeof(Mix::t));
+      BulkStore(mix + offsetof(Mix, p), keys.q[r % 2], sizeof(Mix::p));
+      BulkStore(p.scalars + at * int64_t{sizeof(WalkScalars)}, &scalars.walk, sizeof(WalkScalars));
+    }
+  }
+  if (thread == 0) WaitForBulkReads<0>();
+#endif
+}
+
+template <typename X>
+__device__ inline void ValuesBlock(const InParams& p, const SlotChunk& chunk, int64_t slot,
+                                   int pair, const Columns<X>& columns, const Filter& filter,
+                                   InShared& shared, const Group& group) {
+  const gdn_fused_decode_args& a = p.args.layer;
+  const int thread = group.thread;
+  const int lane = thread % 32;
+  const int warp = thread / 32;
+  char* const panel = reinterpret_cast<char*>(&shared.keys) + lane / 8 * (kValueTileBytes / 2);
+  FetchInputs(a, chunk, columns, warp, lane % 8, SharedAddress(panel));
+  float(&betas)[2][kChunk] = reinterpret_cast<float(&)[2][kChunk]>(shared.scalars);
+  const int gate_head = 2 * pair + thread / kChunk;
+  const int token = thread % kChunk;
+  if (gate_head < a.value_heads && token < chunk.count) {
+    const X* const line = static_cast<const X*>(a.x) + (chunk.begin + token) * a.x_token_stride;
+    betas[thread / kChunk][token] =
+        WriteStrength(Widen(line[a.b_offset + gate_head]), a.beta_scale);
+  }
+  Channels window[kPast] = {};
+  LoadPast(a, chunk, columns, warp, window);
+  if (chunk.count == 0) return;
+  group.Sync();
+  Convolve<X>(chunk, filter, window, warp, lane % 8, panel,
+              [&](int row, const Channels& y) { return Scaled(y, betas[lane / 16][row]); });
+  FenceForBulk();
+  group.Sync();
+  if (thread == 0) {
+    const int heads = 2 * pair + 1 < a.value_heads ? 2 : 1;
+    BulkStore(p.values + (slot * a.value_heads + 2 * pair) * kValueTileBytes, &shared.keys,
+              static_cast<uint32_t>(heads * kValueTileBytes));
+    WaitForBulkReads<0>();
+  }
+}
+
+// What does not depend on a chunk is loaded before the chunk is known; find(&slot, &chunk) may wait
+// for memory, and says no where there is none.
+template <typename X, typename Find>
+__device__ inline void DoItem(const InParams& p, int part, const Find& find, InShared& shared,
+                              const Group& group) {
+  const gdn_fused_decode_args& a = p.args.layer;
+  const Columns<X> columns = ColumnsOf<X>(p, part, group.thread % 32);
+  Filter filter;
+  LoadFilter(a, columns.channel, filter);
+  int64_t slot;
+  SlotChunk chunk;
+  if (!find(&slot, &chunk)) return;
+  if (a.read_index[chunk.sequence] < 0 || a.write_index[chunk.sequence] < 0) return;
+  if (part < a.key_heads) {
+    KeysBlock<X>(p, chunk, slot, part, columns, filter, shared, group);
+  } else {
+    ValuesBlock<X>(p, chunk, slot, part - static_cast<int>(a.key_heads), columns, filter, shared,
+                   group);
+  }
+}
+
+__device__ inline InShared& SharedOf(char* raw, int group) {
+  const uint32_t past = SharedAddress(raw) % alignof(InShared);
+  return reinterpret_cast<InShared*>(raw + (alignof(InShared) - past) % alignof(InShared))[group];
+}
+
+// An item a block.
+template <typename X>
+__global__ void __launch_bounds__(kGroup, kBlocks) InKernel(const __grid_constant__ InParams p) {
+  AllowNextKernel();
+  extern __shared__ char raw[];
+  const Group group = {0, static_cast<int>(threadIdx.x)};
+  const int part = static_cast<int>(blockIdx.x % static_cast<unsigned>(p.parts));
+  const auto find = [&](int64_t* slot, SlotChunk* chunk) {
+    *slot = blockIdx.x / static_cast<unsigned>(p.parts);
+    return ChunkOfSlot(p.args.cu_seqlens, p.args.layer.rows, *slot, chunk);
+  };
+  DoItem<X>(p, part, find, SharedOf(raw, 0), group);
+}
+
+// A few blocks that keep their multiprocessors, and hand each item over as soon as it is done, to a
+// walk that runs beside them.
+template <typename X>
+__global__ void __launch_bounds__(kBlocks* kGroup, 1)
+    StreamKernel(const __grid_constant__ InParams p) {
+  AllowNextKernel();
+  extern __shared__ char raw[];
+  __shared__ uint32_t tickets[kBlocks];
+  const int thread = static_cast<int>(threadIdx.x);
+  const Group group = {thread / kGroup, thread % kGroup};
+  InShared& shared = SharedOf(raw, group.index);
+  ChunkOrder order(p.args.cu_seqlens, static_cast<int>(p.args.layer.rows));
+  for (;;) {
+    if (group.thread == 0) tickets[group.index] = atomicAdd(p.ticket, 1u);
+    group.Sync();
+    const uint32_t ticket = tickets[group.index];
+    const auto parts = static_cast<uint32_t>(p.parts);
+    const int part = static_cast<int>(ticket % parts);
+    int64_t slot;
+    SlotChunk chunk;
+    if (!order.Find(static_cast<int>(ticket / parts), &slot, &chunk)) return;
+    const auto find = [&](int64_t* to_slot, SlotChunk* to_chunk) {
+      *to_slot = slot;
+      *to_chunk = chunk;
+      return true;
+    };
+    DoItem<X>(p, part, find, shared, group);
+    if (group.thread == 0) {
+      WaitForBulkStores();
+      Publish(p.ready + slot * parts + part);
+    }
+    group.Sync();
   }
 }
 
 template <typename X>
-__global__ void __launch_bounds__(kThreads, 5) InKernel(const __grid_constant__ InParams p) {
-  const gdn_fused_decode_args& a = p.args.layer;
-  const int64_t slot = blockIdx.x;
-  SlotChunk chunk;
-  if (!ChunkOfSlot(p.args.cu_seqlens, a.rows, slot, &chunk)) return;
-  if (a.read_index[chunk.sequence] < 0 || a.write_index[chunk.sequence] < 0) return;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int rows = static_cast<int>(2 * a.key_heads + a.value_heads);
-  const int first = static_cast<int>(blockIdx.y) * kHeads;
-  const int value_head = first + warp - static_cast<int>(2 * a.key_heads);
-  if (value_head >= 0 && value_head < a.value_heads) {
-    FormGates<X>(p, chunk, slot, value_head, lane);
+gdn_status Launch(const gdn_exec& exec, const InParams& p, int64_t items, int stream_blocks) {
+  constexpr size_t kBytes = sizeof(InShared) + alignof(InShared);
+  if (stream_blocks > 0) {
+    constexpr size_t kStreamBytes = kBlocks * sizeof(InShared) + alignof(InShared);
+    const cudaError_t error = AllowSharedMemory<StreamKernel<X>>(kStreamBytes, false);
+    if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
+    StreamKernel<X>
+        <<<static_cast<unsigned>(stream_blocks), kBlocks * kGroup, kStreamBytes, Stream(exec)>>>(p);
+    return CheckLaunch(kOp);
   }
-  for (int row = first; row < first + kHeads && row < rows; ++row) {
-    Convolve(p, chunk, HeadAt<X>(p, slot, row, lane), warp, lane);
-  }
+  const cudaError_t error = AllowSharedMemory<InKernel<X>>(kBytes, false);
+  if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
+  InKernel<X><<<static_cast<unsigned>(items), kGroup, kBytes, Stream(exec)>>>(p);
+  return CheckLaunch(kOp);
 }
 
 }  // namespace
 
-void LaunchWayIn(const gdn_fused_prefill_args& args, const PreparedChunks& chunks,
-                 cudaStream_t stream) {
+gdn_status LaunchWayIn(const gdn_exec& exec, const gdn_fused_prefill_args& args,
+                       const PreparedChunks& chunks, const PrefillPlan& plan) {
   const gdn_fused_decode_args& a = args.layer;
   InParams p;
   p.args = args;
+  p.scale = OutputScale(a.scale);
+  p.ratio = static_cast<int32_t>(a.value_heads / a.key_heads);
+  p.parts = static_cast<int32_t>(ChunkItems(a.key_heads, a.value_heads));
   p.keys = static_cast<char*>(chunks.keys);
   p.values = static_cast<char*>(chunks.values);
+  p.mixes = static_cast<char*>(chunks.mixes);
   p.scalars = static_cast<char*>(chunks.scalars);
-  const int64_t rows = 2 * a.key_heads + a.value_heads;
-  const dim3 grid(static_cast<unsigned>(ChunkSlots(args.tokens, a.rows)),
-                  static_cast<unsigned>((rows + kHeads - 1) / kHeads));
-  if (a.dtype == GDN_BF16) {
-    InKernel<Bf16><<<grid, kThreads, 0, stream>>>(p);
-  } else {
-    InKernel<F16><<<grid, kThreads, 0, stream>>>(p);
+  const int64_t items = ChunkSlots(args.tokens, a.rows) * p.parts;
+  p.ready = chunks.ready;
+  p.ticket = chunks.ready + items;
+  if (plan.stream_blocks > 0) {
+    const size_t bytes = static_cast<size_t>(items + 1) * sizeof(uint32_t);
+    const cudaError_t error = cudaMemsetAsync(chunks.ready, 0, bytes, Stream(exec));
+    if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   }
+  return a.dtype == GDN_BF16 ? Launch<Bf16>(exec, p, items, plan.stream_blocks)
+                             : Launch<F16>(exec, p, items, plan.stream_blocks);
 }
 
 }  // namespace gdn::cuda

@@ -1,4 +1,6 @@
 // The fused prefill on a GPU against REF, which steps through the fused step's formulas.
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -6,6 +8,7 @@
 
 #include "gdn/kernels/fused_prefill.h"
 #include "kernels/cuda/cuda_test_util.h"
+#include "kernels/cuda/fused_prefill.h"
 
 namespace gdn::kernels {
 namespace {
@@ -49,16 +52,26 @@ struct PrefillCall : FusedCall {
   std::vector<int32_t> cu_seqlens;
 };
 
-FusedShape Shape() {
+// Of a call that the tuned kernels cover.
+FusedShape Shape(int64_t key_heads = 2, int64_t ratio = 2) {
   FusedShape shape;
-  shape.x_pad = 8;
+  shape.key_heads = key_heads;
+  shape.ratio = ratio;
+  shape.x_pad = 8 + (8 - 2 * shape.value_heads() % 8) % 8;
   shape.y_pad = 8;
   shape.state_pad = 8;
   shape.conv_pad = 8;
   return shape;
 }
 
-void Launch(const gdn_fused_prefill_args& args) {
+// Ways to divide a call; Auto is the library's own.
+constexpr cuda::PrefillPlan kAuto = {cuda::ChunkedSplit::kAuto, 0};
+constexpr cuda::PrefillPlan kWhole = {cuda::ChunkedSplit::kWhole, 0};
+constexpr cuda::PrefillPlan kHalves = {cuda::ChunkedSplit::kHalves, 0};
+constexpr cuda::PrefillPlan kWholeStream = {cuda::ChunkedSplit::kWhole, 40};
+constexpr cuda::PrefillPlan kHalvesStream = {cuda::ChunkedSplit::kHalves, 2};
+
+void Launch(const gdn_fused_prefill_args& args, const cuda::PrefillPlan& plan) {
   const Stream stream;
   gdn_exec exec = stream.Exec();
   size_t bytes = 0;
@@ -66,18 +79,28 @@ void Launch(const gdn_fused_prefill_args& args) {
   const DeviceBuffer workspace(std::vector<uint8_t>(bytes, 0xff));  // NaNs
   exec.workspace = workspace.get();
   exec.workspace_bytes = bytes;
-  ASSERT_EQ(gdn_fused_prefill(&exec, &args), GDN_OK) << gdn_last_error();
+  if (plan.split == cuda::ChunkedSplit::kAuto) {
+    ASSERT_EQ(gdn_fused_prefill(&exec, &args), GDN_OK) << gdn_last_error();
+  } else {
+    cuda::Device device;
+    ASSERT_EQ(cuda::CurrentDevice("test", &device), GDN_OK) << gdn_last_error();
+    ASSERT_TRUE(cuda::CoversFusedPrefill(device, args));
+    cuda::PreparedChunks chunks;
+    cuda::FusedPrefillChunks(args, workspace.get(), &chunks);
+    ASSERT_EQ(cuda::LaunchWayIn(exec, args, chunks, plan), GDN_OK) << gdn_last_error();
+    ASSERT_EQ(cuda::LaunchWalk(exec, device, args, chunks, plan), GDN_OK) << gdn_last_error();
+  }
   stream.Synchronize();
 }
 
-PrefillCall Result(const PrefillCall& before) {
+PrefillCall Result(const PrefillCall& before, const cuda::PrefillPlan& plan = kAuto) {
   PrefillCall call = before;
   const DeviceCall device(call);
   const DeviceBuffer cu(call.cu_seqlens);
   gdn_fused_prefill_args args = call.PrefillArgs();
   args.cu_seqlens = cu.get<int32_t>();
   args.layer = device.args;
-  Launch(args);
+  Launch(args, plan);
   device.Download(call);
   return call;
 }
@@ -114,26 +137,83 @@ void ExpectLikeRef(const PrefillCall& before, double y_bound = 5e-3, double stat
   }
 }
 
+// A call that the tuned kernels cover: with any plan the same bits, close to REF's.
+void ExpectTunedLikeRef(const PrefillCall& before) {
+  const PrefillCall whole = Result(before, kWhole);
+  for (const cuda::PrefillPlan& plan : {kAuto, kHalves, kWholeStream, kHalvesStream}) {
+    SCOPED_TRACE("split " + std::to_string(static_cast<int>(plan.split)) + ", stream " +
+                 std::to_string(plan.stream_blocks));
+    ExpectSameBits(Result(before, plan), whole);
+  }
+  ExpectLikeRef(before);
+}
+
 TEST_F(FusedPrefill, MatchesRef) {
   const std::vector<int32_t> lengths = {70, 0, 1, 64, 2, 130, 0, 3, 65, 17};
   uint32_t seed = 1;
-  for (int64_t ratio : {1, 2, 3, 4}) {
+  for (int64_t ratio : {1, 2, 3, 4, 6}) {
     for (gdn_dtype dtype : {GDN_BF16, GDN_F16}) {
       for (gdn_dtype state : {GDN_F32, GDN_BF16}) {
-        FusedShape shape = Shape();
-        shape.ratio = ratio;
+        FusedShape shape = Shape(ratio % 2 == 0 ? 1 : 3, ratio);
         shape.dtype = dtype;
         shape.state_dtype = state;
         shape.seed = seed++;
         shape.beta_scale = seed % 2 == 0 ? 2.0f : 1.0f;
+        shape.scale = seed % 4 == 1 ? 1.0f : 0.0f;
         shape.activation = seed % 3 == 0 ? GDN_GATE_SIGMOID : GDN_GATE_SILU;
         shape.round_o = shape.round_before_gate = seed % 3 == 1 ? 1 : 0;
         shape.zero_centered = seed % 5 == 0 ? 1 : 0;
         SCOPED_TRACE("ratio " + std::to_string(ratio) + ", type " + std::to_string(dtype) +
                      ", state " + std::to_string(state));
-        ExpectLikeRef(PrefillCall(shape, lengths));
+        ExpectTunedLikeRef(PrefillCall(shape, lengths));
       }
     }
+  }
+}
+
+TEST_F(FusedPrefill, Gates) {
+  struct Case {
+    const char* name;
+    float decay;      // exp(a_log).
+    float dt_bias;    // With a in [-2, 2].
+    float low, high;  // Of a and b.
+  };
+  for (const Case& c :
+       {Case{"weak", 1.0f, -8.0f, -2.0f, 2.0f}, Case{"1", 1.0f, -40.0f, -2.0f, 2.0f},
+        Case{"1, beta to 2", 1.0f, -40.0f, 0.0f, 20.0f}, Case{"1e-12", 27.6f, 0.5f, -0.1f, 0.1f},
+        Case{"from 1 to 0", 100.0f, 0.0f, -20.0f, 20.0f}}) {
+    SCOPED_TRACE(c.name);
+    FusedShape shape = Shape(1, 2);
+    shape.beta_scale = 2.0f;
+    shape.a_low = c.low;
+    shape.a_high = c.high;
+    PrefillCall call(shape, {64, 111, 192, 500});
+    std::fill(call.a_log.begin(), call.a_log.end(), std::log(c.decay));
+    std::fill(call.dt_bias.begin(), call.dt_bias.end(), c.dt_bias);
+    ExpectTunedLikeRef(call);
+  }
+}
+
+TEST_F(FusedPrefill, LengthsAndPacking) {
+  uint32_t seed = 100;
+  for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{1},
+                                              {63},
+                                              {64},
+                                              {65},
+                                              {256, 256},
+                                              {64, 111, 192},
+                                              {15},
+                                              {15, 85, 200, 900, 800},
+                                              {2048},
+                                              {1025},
+                                              {0, 5, 0, 64, 0, 0, 7, 0},
+                                              {9999}}) {
+    SCOPED_TRACE("first length " + std::to_string(lengths[0]) + " of " +
+                 std::to_string(lengths.size()));
+    FusedShape shape = Shape(1, lengths[0] > 2048 ? 1 : 2);
+    shape.seed = seed++;
+    shape.special_rows = lengths[0] != 0;  // A fresh and empty one would compare what nobody wrote.
+    ExpectTunedLikeRef(PrefillCall(shape, lengths));
   }
 }
 
@@ -160,11 +240,14 @@ TEST_F(FusedPrefill, ASequenceAloneAndAmongOthersIsTheSameBits) {
   Random random(3);
   std::vector<int32_t> lengths(128);
   for (int32_t& length : lengths) length = static_cast<int32_t>(random.Integer(150));
-  FusedShape shape = Shape();
-  shape.key_heads = 1;
+  FusedShape shape = Shape(1);
   shape.special_rows = false;
   const PrefillCall before(shape, lengths);
   const PrefillCall together = Result(before);
+  // More units than blocks, of halves too.
+  for (const cuda::PrefillPlan& plan : {kWhole, kHalves, kWholeStream, kHalvesStream}) {
+    ExpectSameBits(Result(before, plan), together);
+  }
   for (int64_t i : {5, 77, 127}) {
     PrefillCall call = before;
     const DeviceCall device(call);
@@ -181,7 +264,7 @@ TEST_F(FusedPrefill, ASequenceAloneAndAmongOthersIsTheSameBits) {
     args.layer.read_index += i;
     args.layer.write_index += i;
     args.layer.fresh += i;
-    Launch(args);
+    Launch(args, kAuto);
     device.Download(call);
     const int64_t begin = first * shape.y_stride();
     const int64_t end = (first + lengths[i]) * shape.y_stride();
@@ -193,13 +276,13 @@ TEST_F(FusedPrefill, ASequenceAloneAndAmongOthersIsTheSameBits) {
 }
 
 TEST_F(FusedPrefill, RepeatsAreTheSameBits) {
-  FusedShape shape = Shape();
-  const PrefillCall before(shape, {200, 64, 500, 1, 33});
+  const PrefillCall before(Shape(), {200, 64, 500, 1, 33});
   const PrefillCall first = Result(before);
-  for (int i = 0; i < 50; ++i) {
-    const PrefillCall again = Result(before);
-    ExpectSameBits(again, first);
-    if (HasFailure()) return;
+  for (const cuda::PrefillPlan& plan : {kWhole, kHalves, kWholeStream, kHalvesStream}) {
+    for (int i = 0; i < 250; ++i) {
+      ExpectSameBits(Result(before, plan), first);
+      if (HasFailure()) return;
+    }
   }
 }
 

@@ -31,36 +31,59 @@ int64_t Partials(const gdn_gated_rms_norm_input& in) {
   return (in.batch * in.seq * in.heads + each - 1) / each;
 }
 
-bool CoversRows(const GatedBackward& p) {
+// The bytes of an access of the tuned kernels to x, gate and dy; 0: they do not cover this call.
+int TunedUnit(const GatedBackward& p) {
   const int64_t dim = p.args.in.dim;
-  return (dim == 64 || dim == 128 || dim == 256) && p.args.in.x_dtype != GDN_F32 && p.x_vectors &&
-         p.gate_vectors && p.dy_vectors && p.dx_vectors && p.dgate_vectors &&
-         p.axes.rows < kMaxDivided;
+  const int unit = std::min({p.x_unit, p.gate_unit, p.dy_unit});
+  const bool tuned = dim == 64 || dim == 128 || dim == 256;
+  const bool covers = tuned && p.dx_vectors && p.dgate_vectors && p.axes.rows < kMaxDivided;
+  return covers && unit >= 8 ? unit : 0;
+}
+
+cudaError_t LaunchKernel(const GatedBackward& p, int threads, void (*kernel)(GatedBackward),
+                         bool early, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(Partials(p.args.in)));
+  return LaunchMaybeEarly(early, grid, dim3(static_cast<unsigned>(threads)), 0, stream, kernel, p);
+}
+
+template <typename X, typename G, typename Unit, bool kSilu>
+cudaError_t LaunchTuned(const GatedBackward& p, bool early, cudaStream_t stream) {
+  const auto launch = [&](int threads, void (*kernel)(GatedBackward)) {
+    return LaunchKernel(p, threads, kernel, early, stream);
+  };
+  switch (p.args.in.dim) {
+    case 64:
+      return launch(kBackwardThreads<64>, BackwardRows<X, G, Unit, 64, kSilu>);
+    case 128:
+      return launch(kBackwardThreads<128>, BackwardRows<X, G, Unit, 128, kSilu>);
+    default:
+      return launch(kBackwardThreads<256>, BackwardRows<X, G, Unit, 256, kSilu>);
+  }
+}
+
+template <typename X, typename G, bool kSilu>
+cudaError_t Launch(const GatedBackward& p, bool early, cudaStream_t stream) {
+  if constexpr (sizeof(X) == 2) {
+    const int unit = TunedUnit(p);
+    if (unit == 16) return LaunchTuned<X, G, uint4, kSilu>(p, early, stream);
+    if (unit == 8) return LaunchTuned<X, G, uint2, kSilu>(p, early, stream);
+  }
+  const auto launch = [&](int threads, void (*kernel)(GatedBackward)) {
+    return LaunchKernel(p, threads, kernel, early, stream);
+  };
+  constexpr int kBlock = 256;
+  if (p.args.in.dim <= kStreamsMaxDim) {
+    return launch(kAnyBackwardThreads<32>, BackwardAnyRows<X, G, 32, 1, kSilu>);
+  }
+  return p.args.in.dim <= kBlock * kVectorElements
+             ? launch(kBlock, BackwardAnyRows<X, G, kBlock, 1, kSilu>)
+             : launch(kBlock, BackwardAnyRows<X, G, kBlock, 4, kSilu>);
 }
 
 template <typename X, typename G>
 cudaError_t Launch(const GatedBackward& p, bool early, cudaStream_t stream) {
-  const auto launch = [&](int threads, void (*kernel)(GatedBackward)) {
-    const dim3 grid(static_cast<unsigned>(Partials(p.args.in)));
-    return LaunchMaybeEarly(early, grid, dim3(static_cast<unsigned>(threads)), 0, stream, kernel,
-                            p);
-  };
-  if constexpr (sizeof(X) == 2) {
-    if (CoversRows(p)) {
-      switch (p.args.in.dim) {
-        case 64:
-          return launch(kBackwardThreads<64>, BackwardRows<X, G, 64>);
-        case 128:
-          return launch(kBackwardThreads<128>, BackwardRows<X, G, 128>);
-        default:
-          return launch(kBackwardThreads<256>, BackwardRows<X, G, 256>);
-      }
-    }
-  }
-  constexpr int kBlock = 256;
-  return p.args.in.dim <= kStreamsMaxDim
-             ? launch(kAnyBackwardThreads<32>, BackwardAnyRows<X, G, 32>)
-             : launch(kAnyBackwardThreads<kBlock>, BackwardAnyRows<X, G, kBlock>);
+  return p.args.in.activation == GDN_GATE_SILU ? Launch<X, G, true>(p, early, stream)
+                                               : Launch<X, G, false>(p, early, stream);
 }
 
 GatedBackward Describe(const gdn_exec& exec, const gdn_gated_rms_norm_backward_args& args) {
@@ -78,9 +101,9 @@ GatedBackward Describe(const gdn_exec& exec, const gdn_gated_rms_norm_backward_a
   const auto aligned = [&](const void* data) {
     return in.dim % kVectorElements == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
   };
-  p.x_vectors = HasVectors(in, in.x, x_size, in.x_strides);
-  p.gate_vectors = HasVectors(in, in.gate, gate_size, in.gate_strides);
-  p.dy_vectors = HasVectors(in, args.dy, x_size, p.args.dy_strides);
+  p.x_unit = UnitOf(in, in.x, x_size, in.x_strides);
+  p.gate_unit = UnitOf(in, in.gate, gate_size, in.gate_strides);
+  p.dy_unit = UnitOf(in, args.dy, x_size, p.args.dy_strides);
   p.gamma_vectors = aligned(in.gamma);
   p.dx_vectors = aligned(args.dx);
   p.dgate_vectors = aligned(args.dgate);

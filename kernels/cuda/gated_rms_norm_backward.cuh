@@ -12,9 +12,9 @@ struct GatedBackward {
   gdn_gated_rms_norm_backward_args args;  // With the strides that are used.
   RowAxes axes;
   bool dense;  // x, gate and dy.
-  bool x_vectors;
-  bool gate_vectors;
-  bool dy_vectors;
+  int x_unit;  // Of UnitOf.
+  int gate_unit;
+  int dy_unit;
   bool gamma_vectors;
   bool dx_vectors;
   bool dgate_vectors;
@@ -41,16 +41,15 @@ __device__ inline void StorePartial(const float* streams, int dim, float* to) {
 template <int kDim>
 constexpr int kBackwardThreads = kDim / kVectorElements* kStreams;
 
-// Rows of kDim elements with all vectors aligned, a block a partial row. 1024 threads share a
-// multiprocessor: the registers of more rows a thread would cost more than they hide.
-template <typename X, typename G, int kDim>
+// Rows of kDim neighbouring elements, read by accesses of Unit; a block a partial row. 1024 threads
+// share a multiprocessor: the registers of more rows a thread would cost more than they hide.
+template <typename X, typename G, typename Unit, int kDim, bool kSilu>
 __global__ void __launch_bounds__(kBackwardThreads<kDim>, 1024 / kBackwardThreads<kDim>)
     BackwardRows(const __grid_constant__ GatedBackward p) {
   constexpr int kLanes = kDim / kVectorElements;
   constexpr int kThreads = kBackwardThreads<kDim>;
   __shared__ float streams[kStreams * kDim];
   const gdn_gated_rms_norm_backward_args& a = p.args;
-  const bool silu = a.in.activation == GDN_GATE_SILU;
   const int column = static_cast<int>(threadIdx.x) % kLanes * kVectorElements;
   const uint32_t stream = threadIdx.x / kLanes;
   const auto begin = static_cast<uint32_t>(blockIdx.x * p.partial_rows);
@@ -73,17 +72,17 @@ __global__ void __launch_bounds__(kBackwardThreads<kDim>, 1024 / kBackwardThread
       gate0 = OffsetOf(a.in.gate_strides, index);
       dy0 = OffsetOf(a.dy_strides, index);
     }
-    const Vector<X> x = LoadVector(static_cast<const X*>(a.in.x) + x0 + column);
-    const Vector<G> gate = LoadVector(static_cast<const G*>(a.in.gate) + gate0 + column);
-    const Vector<X> dy = LoadVector(static_cast<const X*>(a.dy) + dy0 + column);
+    const Vector<X> x = LoadUnits<Unit>(static_cast<const X*>(a.in.x) + x0 + column);
+    const Vector<G> gate = LoadUnits<Unit>(static_cast<const G*>(a.in.gate) + gate0 + column);
+    const Vector<X> dy = LoadUnits<Unit>(static_cast<const X*>(a.dy) + dy0 + column);
     const float rstd = a.rstd[row];
     Floats8 values, gates, gradient, weighted, dgate;
     WidenAll(x, values);
     WidenAll(gate, gates);
     WidenAll(dy, gradient);
     float sum = 0.0f;
-    GatedGradient<X>(values, gates, gradient, weight, rstd, silu, counts, weighted, dgate, dgamma,
-                     &sum);
+    GatedGradient<X, kSilu>(values, gates, gradient, weight, rstd, counts, weighted, dgate, dgamma,
+                            &sum);
     const float c = LaneSum<kLanes - 1>(sum) / static_cast<float>(kDim);
     if (!counts) continue;
     const int64_t at = int64_t{row} * kDim + column;
@@ -100,16 +99,14 @@ __global__ void __launch_bounds__(kBackwardThreads<kDim>, 1024 / kBackwardThread
 template <int kRowThreads>
 constexpr int kAnyBackwardThreads = kRowThreads == 32 ? 32 * kStreams : kRowThreads;
 
-// Rows of any layout and length: a warp a row up to 256 elements, else a block.
-template <typename X, typename G, int kRowThreads>
+// Rows of any layout of up to 8 * kRowThreads * kVectors elements: a warp a row, or a block.
+template <typename X, typename G, int kRowThreads, int kVectors, bool kSilu>
 __global__ void __launch_bounds__(kAnyBackwardThreads<kRowThreads>)
     BackwardAnyRows(const __grid_constant__ GatedBackward p) {
   constexpr bool kWarpRows = kRowThreads == 32;
-  constexpr int kVectors = kWarpRows ? 1 : 8192 / (kVectorElements * kRowThreads);
   constexpr int kThreads = kAnyBackwardThreads<kRowThreads>;
   __shared__ float streams[kWarpRows ? kStreams * kStreamsMaxDim : 1];
   const gdn_gated_rms_norm_backward_args& a = p.args;
-  const bool silu = a.in.activation == GDN_GATE_SILU;
   const int64_t dim = a.in.dim;
   const int64_t thread = threadIdx.x % kRowThreads;
   const int64_t begin = blockIdx.x * p.partial_rows;
@@ -130,13 +127,13 @@ __global__ void __launch_bounds__(kAnyBackwardThreads<kRowThreads>)
     for (int k = 0; k < kVectors; ++k) {
       const int64_t i = (thread + k * kRowThreads) * kVectorElements;
       Floats8 gates, gradient, weight, dgate;
-      LoadRow(x, a.in.x_strides.element, p.x_vectors, i, dim, values[k]);
-      LoadRow(gate, a.in.gate_strides.element, p.gate_vectors, i, dim, gates);
-      LoadRow(dy, a.dy_strides.element, p.dy_vectors, i, dim, gradient);
+      LoadRow(x, a.in.x_strides.element, p.x_unit == 16, i, dim, values[k]);
+      LoadRow(gate, a.in.gate_strides.element, p.gate_unit == 16, i, dim, gates);
+      LoadRow(dy, a.dy_strides.element, p.dy_unit == 16, i, dim, gradient);
       LoadWeight(a.in, p.gamma_vectors, i, weight);
       // Beyond the row's end dy and x are zeros, and so are all of these.
-      GatedGradient<X>(values[k], gates, gradient, weight, rstd, silu, true, weighted[k], dgate,
-                       dgamma[k], &sum);
+      GatedGradient<X, kSilu>(values[k], gates, gradient, weight, rstd, true, weighted[k], dgate,
+                              dgamma[k], &sum);
       StoreRow(static_cast<G*>(a.dgate) + row * dim, p.dgate_vectors, i, dim, NarrowAll<G>(dgate));
     }
     if constexpr (kWarpRows) {

@@ -14,8 +14,8 @@ struct GatedForward {
   gdn_gated_rms_norm_forward_args args;  // With the strides that are used.
   RowAxes axes;
   bool dense;  // x and gate.
-  bool x_vectors;
-  bool gate_vectors;
+  int x_unit;  // Of UnitOf.
+  int gate_unit;
   bool gamma_vectors;
   bool y_vectors;
 };
@@ -74,14 +74,13 @@ __device__ inline void JoinAmax(float* amax, uint32_t largest) {
   if (threadIdx.x != 0) return;
 #pragma unroll
   for (int i = 0; i < kWarps; ++i) largest = max(largest, of_warps[i]);
-  WaitForPreviousKernel();
   auto* const bits = reinterpret_cast<uint32_t*>(amax);
   if (*static_cast<volatile uint32_t*>(bits) < largest) atomicMax(bits, largest);
 }
 
-// Rows of kDim elements with all vectors aligned: kDim / 8 lanes a row, kRows rows a lane, whose
-// loads are all under way before the first is used.
-template <typename X, typename G, int kDim, bool kFp8, int kRows, int kThreads>
+// Rows of kDim neighbouring elements, read by accesses of Unit: kDim / 8 lanes a row, kRows rows a
+// lane, whose loads are all under way before the first is used.
+template <typename X, typename G, typename Unit, int kDim, bool kFp8, int kRows, int kThreads>
 __global__ void __launch_bounds__(kThreads) ForwardRows(const __grid_constant__ GatedForward p) {
   constexpr int kLanes = kDim / kVectorElements;
   constexpr int kGroups = kThreads / kLanes;
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) ForwardRows(const __grid_constant__ 
   const bool silu = a.in.activation == GDN_GATE_SILU;
   const int column = static_cast<int>(threadIdx.x) % kLanes * kVectorElements;
   const uint32_t first = blockIdx.x * uint32_t{kGroups * kRows} + threadIdx.x / kLanes;
-  if (a.amax == nullptr) WaitForPreviousKernel();  // Else that kernel only prepares amax.
+  WaitForPreviousKernel();
   Vector<X> x[kRows];
   Vector<G> gate[kRows];
 #pragma unroll
@@ -103,8 +102,8 @@ __global__ void __launch_bounds__(kThreads) ForwardRows(const __grid_constant__ 
       x0 = OffsetOf(a.in.x_strides, index);
       gate0 = OffsetOf(a.in.gate_strides, index);
     }
-    x[i] = LoadVector(static_cast<const X*>(a.in.x) + x0 + column);
-    gate[i] = LoadVector(static_cast<const G*>(a.in.gate) + gate0 + column);
+    x[i] = LoadUnits<Unit>(static_cast<const X*>(a.in.x) + x0 + column);
+    gate[i] = LoadUnits<Unit>(static_cast<const G*>(a.in.gate) + gate0 + column);
   }
   Floats8 weight;
   LoadWeight(a.in, p.gamma_vectors, column, weight);
@@ -152,18 +151,17 @@ __global__ void __launch_bounds__(kThreads) ForwardRows(const __grid_constant__ 
 
 constexpr int kAnyThreads = 256;
 
-// Rows of any layout and length: a warp a row up to 256 elements, else a block.
-template <typename X, typename G, int kRowThreads>
+// Rows of any layout of up to 8 * kRowThreads * kVectors elements: a warp a row, or a block.
+template <typename X, typename G, int kRowThreads, int kVectors>
 __global__ void __launch_bounds__(kAnyThreads)
     ForwardAnyRows(const __grid_constant__ GatedForward p) {
   constexpr bool kWarpRows = kRowThreads == 32;
-  constexpr int kVectors = kWarpRows ? 1 : 8192 / (kVectorElements * kRowThreads);
   constexpr int kBlockRows = kAnyThreads / kRowThreads;
   const gdn_gated_rms_norm_forward_args& a = p.args;
   const bool silu = a.in.activation == GDN_GATE_SILU;
   const int64_t dim = a.in.dim;
   const int64_t thread = threadIdx.x % kRowThreads;
-  if (a.amax == nullptr) WaitForPreviousKernel();
+  WaitForPreviousKernel();
   uint32_t block_largest = 0;
   for (int64_t row = blockIdx.x * int64_t{kBlockRows} + threadIdx.x / kRowThreads;
        row < p.axes.rows; row += int64_t{gridDim.x} * kBlockRows) {
@@ -175,7 +173,7 @@ __global__ void __launch_bounds__(kAnyThreads)
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       const int64_t i = (thread + k * kRowThreads) * kVectorElements;
-      LoadRow(x, a.in.x_strides.element, p.x_vectors, i, dim, values[k]);
+      LoadRow(x, a.in.x_strides.element, p.x_unit == 16, i, dim, values[k]);
       sum = SumOfSquares(values[k], sum);
     }
     if constexpr (kWarpRows) {
@@ -189,7 +187,7 @@ __global__ void __launch_bounds__(kAnyThreads)
     for (int k = 0; k < kVectors; ++k) {
       const int64_t i = (thread + k * kRowThreads) * kVectorElements;
       Floats8 gates, weight;
-      LoadRow(gate, a.in.gate_strides.element, p.gate_vectors, i, dim, gates);
+      LoadRow(gate, a.in.gate_strides.element, p.gate_unit == 16, i, dim, gates);
       LoadWeight(a.in, p.gamma_vectors, i, weight);
       const Vector<X> y = GatedNorm<X>(values[k], gates, weight, rstd, silu);
       WidenAll(y, values[k]);

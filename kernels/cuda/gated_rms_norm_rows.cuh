@@ -61,17 +61,18 @@ __device__ inline float GateAct(bool silu, float gate) {
 }
 
 // The activation, and its derivative.
-__device__ inline float GateAct(bool silu, float gate, float* derivative) {
+template <bool kSilu>
+__device__ inline float GateAct(float gate, float* derivative) {
   float e;
   const float sigmoid = FastSigmoid(gate, &e);
-  // 1 - sigmoid is e * sigmoid without cancellation, unless e is infinite.
-  const float rest = gate > 0.0f ? e * sigmoid : 1.0f - sigmoid;
-  if (silu) {
-    *derivative = sigmoid * fmaf(gate, rest, 1.0f);
+  if constexpr (kSilu) {
+    *derivative = sigmoid * fmaf(gate, 1.0f - sigmoid, 1.0f);
     return gate * sigmoid;
+  } else {
+    // 1 - sigmoid is e * sigmoid without cancellation, unless e is infinite.
+    *derivative = sigmoid * (gate > 0.0f ? e * sigmoid : 1.0f - sigmoid);
+    return sigmoid;
   }
-  *derivative = sigmoid * rest;
-  return sigmoid;
 }
 
 __device__ inline float SumOfSquares(const Floats8& x, float sum) {
@@ -98,9 +99,9 @@ __device__ inline Vector<X> GatedNorm(Floats8& values, const Floats8& gate, cons
 }
 
 // What the backward derives from a vector of a row before the row's mean is known.
-template <typename X>
+template <typename X, bool kSilu>
 __device__ inline void GatedGradient(Floats8& x, const Floats8& gate, const Floats8& dy,
-                                     const Floats8& weight, float rstd, bool silu, bool counts,
+                                     const Floats8& weight, float rstd, bool counts,
                                      Floats8& weighted, Floats8& dgate, Floats8& dgamma,
                                      float* sum) {
   Floats8 n, dn;
@@ -109,7 +110,7 @@ __device__ inline void GatedGradient(Floats8& x, const Floats8& gate, const Floa
     x[e] *= rstd;
     n[e] = x[e] * weight[e];
     float derivative;
-    dn[e] = dy[e] * GateAct(silu, gate[e], &derivative);
+    dn[e] = dy[e] * GateAct<kSilu>(gate[e], &derivative);
     dgate[e] = derivative;
   }
   RoundAll<X>(n);

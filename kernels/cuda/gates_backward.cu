@@ -8,9 +8,9 @@ namespace gdn::cuda {
 namespace {
 
 constexpr char kOp[] = "gates_backward";
-constexpr int kHeads = 32;    // Of a block: its lanes.
-constexpr int kStreams = 8;   // Its warps: each takes every eighth token.
-constexpr int kTokens = 128;  // Of a block: those behind a partial row.
+constexpr int kHeads = 32;   // Of a block: its lanes.
+constexpr int kStreams = 8;  // Its warps: each takes every eighth token.
+constexpr int kTokens = 32;  // Of a block: those behind a partial row.
 
 int64_t Partials(const gdn_gates_backward_args& args) {
   return (args.tokens + kTokens - 1) / kTokens;

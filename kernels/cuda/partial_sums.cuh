@@ -41,14 +41,14 @@ __global__ void __launch_bounds__(kSumColumns* kLanes)
   float sum = 0.0f;
   for (int64_t first = threadIdx.x / kSumColumns; column < width && first < p.count;
        first += kLoads * kLanes) {
-    float value[kLoads];
+    float value[kLoads];  // Rows too many are loaded too, or the loads would wait for each other.
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const int64_t row = first + i * kLanes;
-      value[i] = row < p.count ? p.partial[row * width + column] : 0.0f;
+      const int64_t row = min(first + i * kLanes, p.count - 1);
+      value[i] = __ldcg(p.partial + row * width + column);
     }
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) sum += value[i];
+    for (int i = 0; i < kLoads; ++i) sum += first + i * kLanes < p.count ? value[i] : 0.0f;
   }
   sum = LaneSum<32 - kSumColumns>(sum);
   if (lane < kSumColumns) of_warps[warp][lane] = sum;

@@ -85,13 +85,28 @@ inline bool IsDense(const gdn_gated_rms_norm_input& in, const gdn_row_strides& u
          used.batch == in.seq * in.heads * in.dim;
 }
 
-// Whether each vector of eight elements of each row lies on 16 bytes.
-inline bool HasVectors(const gdn_gated_rms_norm_input& in, const void* data, int64_t element_size,
-                       const gdn_row_strides& used) {
-  const int64_t unit = 16 / element_size;
-  return used.element == 1 && in.dim % kVectorElements == 0 &&
-         reinterpret_cast<uintptr_t>(data) % 16 == 0 && used.head % unit == 0 &&
-         used.seq % unit == 0 && used.batch % unit == 0;
+// The most bytes, up to 16, on which each vector of eight neighbouring elements of each row lies; 0
+// where rows are not made of such vectors.
+inline int UnitOf(const gdn_gated_rms_norm_input& in, const void* data, int64_t element_size,
+                  const gdn_row_strides& used) {
+  if (used.element != 1 || in.dim % kVectorElements != 0) return 0;
+  const int64_t strides = used.head | used.seq | used.batch;
+  const uint64_t bits =
+      reinterpret_cast<uintptr_t>(data) | static_cast<uint64_t>(strides) * element_size | 16u;
+  return static_cast<int>(bits & -bits);
+}
+
+// Eight neighbouring elements by accesses of a unit's size. Not a choice at run time: where
+// branches of a load join, the thread waits for it.
+template <typename Unit, typename T>
+__device__ inline Vector<T> LoadUnits(const T* data) {
+  constexpr int kParts = sizeof(Vector<T>) / sizeof(Unit);
+  Unit parts[kParts];
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) parts[i] = reinterpret_cast<const Unit*>(data)[i];
+  Vector<T> vector;
+  memcpy(&vector, parts, sizeof(vector));
+  return vector;
 }
 
 // Elements i to i + 7 of a row, widened; those beyond its end are zeros.

@@ -1,5 +1,6 @@
 // The training ops on a GPU: the same bits whatever runs beside them, from a graph, in any company
 // of rows, and beyond 2^31 elements; and how many kernels a call launches.
+#include <algorithm>
 #include <functional>
 #include <tuple>
 
@@ -334,6 +335,59 @@ TEST_F(TrainingBitsCuda, X9RowsDoNotDependOnTheirCompany) {
       }
       EXPECT_EQ(one.rstd.Get(0), all.rstd.Get(row));
     }
+  }
+}
+
+// Q3: many rows have a kernel of their own for FP8. The same rows over and over give what they give
+// once.
+TEST_F(TrainingBitsCuda, Q3ManyRowsHaveTheBitsOfFew) {
+  constexpr int64_t kRows = 1001;
+  constexpr int64_t kTimes = 70;
+  constexpr int64_t kDim = 128;
+  const Tensor x = Normal(23, GDN_BF16, kRows * kDim);
+  const Tensor gate = Normal(24, GDN_BF16, kRows * kDim, 2.0f);
+  const Tensor gamma = Normal(25, GDN_F32, kDim);
+  const auto run = [&](int64_t times, gdn_fp8_scaling fp8) {
+    std::vector<uint8_t> many[2];
+    for (int64_t i = 0; i < times; ++i) {
+      many[0].insert(many[0].end(), x.bytes().begin(), x.bytes().end());
+      many[1].insert(many[1].end(), gate.bytes().begin(), gate.bytes().end());
+    }
+    std::vector<uint8_t> y(static_cast<size_t>(times * kRows * kDim), 0xab);
+    std::vector<float> scale = {20.0f}, scale_inv(static_cast<size_t>(times * kRows), -1.0f);
+    std::vector<float> amax = {-1.0f};
+    gdn_gated_rms_norm_forward_args args{};
+    const gdn_row_strides dense = {0, kDim, 0, 1};
+    args.in = {1,     times * kRows,  1,        kDim,  many[0].data(), GDN_BF16,
+               dense, many[1].data(), GDN_BF16, dense, gamma.data(),   GDN_F32,
+               0,     GDN_GATE_SILU};
+    args.eps = 1e-6f;
+    args.y = y.data();
+    args.fp8 = fp8;
+    args.fp8_scale = scale.data();
+    args.fp8_scale_inv = scale_inv.data();
+    args.amax = amax.data();
+    EXPECT_EQ(
+        CallOp(Execution(Tested()), gdn_gated_rms_norm_forward, args,
+               {In(many[0]), In(many[1]), In(gamma), In(scale), Out(y), Out(scale_inv), Out(amax)},
+               {args.in.x, args.in.gate, args.in.gamma, args.fp8_scale, args.y, args.fp8_scale_inv,
+                args.amax}),
+        GDN_OK)
+        << gdn_last_error();
+    if (fp8 == GDN_FP8_STATIC) scale_inv.resize(1);
+    return std::tuple{y, scale_inv, amax};
+  };
+  for (const gdn_fp8_scaling fp8 : {GDN_FP8_ROW, GDN_FP8_STATIC}) {
+    const auto [y, scale_inv, amax] = run(1, fp8);
+    const auto [many_y, many_scale_inv, many_amax] = run(kTimes, fp8);
+    for (int64_t i = 0; i < kTimes; ++i) {
+      ASSERT_TRUE(std::equal(y.begin(), y.end(), many_y.begin() + i * kRows * kDim)) << i;
+      if (fp8 == GDN_FP8_STATIC) continue;
+      ASSERT_TRUE(
+          std::equal(scale_inv.begin(), scale_inv.end(), many_scale_inv.begin() + i * kRows));
+    }
+    EXPECT_EQ(many_scale_inv.back(), scale_inv.back());
+    EXPECT_EQ(many_amax, amax);
   }
 }
 

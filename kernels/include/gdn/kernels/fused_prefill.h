@@ -13,7 +13,7 @@
  *  CUDA: needs a workspace, about as large as the activations of causal_conv and delta_rule; the
  *  call neither synchronises nor reads cu_seqlens on the host, so a captured graph serves any
  *  lengths within the capacities `tokens` and `layer.rows`. K = V = 128, W = 4, 16-bit activations,
- *  use_qk_l2norm on sm_90a is tuned (columns and strides multiples of 4 elements, states aligned to
+ *  use_qk_l2norm on sm_90a is tuned (columns and strides multiples of 8 elements, states aligned to
  *  8 bytes); every other legal call is correct, and slower. CPU: call the separate ops.
  */
 #ifndef GDN_KERNELS_FUSED_PREFILL_H_

@@ -32,9 +32,9 @@
  *  GDN_UNSUPPORTED_TYPE for a gate of the other 16-bit type. Zero rows succeed: amax and dgamma,
  *  where given, become 0.
  *
- *  CUDA: any layout gives the bits of the dense one. Fastest are 16-bit x with D = 32, 64, 128 or
- *  256, elements next to each other, and pointers and other strides at multiples of 16 bytes (y
- *  with FP8: of 8); other layouts and lengths take a slower kernel.
+ *  CUDA: any layout gives the bits of the dense one. Fastest are 16-bit x with D = 32 (forward),
+ * 64, 128 or 256, elements next to each other and every row on 16 bytes (y with FP8: on 8); rows of
+ *  inputs on 8 bytes come next, but for FP8. All else takes slower kernels.
  *
  *  Serving uses gdn_gated_rms_norm, whose y has the same bits on the CPU with round_before_gate,
  *  for eps > 0 and gates above -1e4. Sources: Megatron-LM, megatron/core (fused gated norm);

@@ -1,0 +1,95 @@
+// How the way in hands its items over to a walk that runs at the same time.
+#ifndef KERNELS_CUDA_FUSED_PREFILL_STREAM_CUH_
+#define KERNELS_CUDA_FUSED_PREFILL_STREAM_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/chunk_slots.cuh"
+
+namespace gdn::cuda::chunk {
+
+// Waits until this thread's bulk stores are done.
+__device__ inline void WaitForBulkStores() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#endif
+}
+
+// Orders bulk copies and ordinary accesses to global memory.
+__device__ inline void FenceGlobalForBulk() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+}
+
+// By the thread that has stored an item, once the stores are done.
+__device__ inline void Publish(uint32_t* ready) {
+  FenceGlobalForBulk();
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(ready), "r"(1) : "memory");
+}
+
+// By the thread that will have the copy engine load items.
+__device__ inline void WaitForItems(const uint32_t* first, const uint32_t* second) {
+  for (;;) {
+    uint32_t a;
+    uint32_t b;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(a) : "l"(first) : "memory");
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(b) : "l"(second) : "memory");
+    if ((a & b) != 0) break;
+    __nanosleep(100);
+  }
+  FenceGlobalForBulk();
+}
+
+// All chunks in the order in which walks that start together need them: the first of each sequence,
+// then the second of each that has one. Found one after the other.
+class ChunkOrder {
+ public:
+  __device__ ChunkOrder(const int32_t* cu_seqlens, int sequences)
+      : cu_seqlens_(cu_seqlens), sequences_(sequences) {
+    for (int i = 0; i < sequences; ++i) {
+      const int chunks = Chunks(i);
+      most_ = chunks > most_ ? chunks : most_;
+    }
+  }
+
+  // The chunk at `position`, not before the last one asked for; false past the end.
+  __device__ bool Find(int position, int64_t* slot, SlotChunk* chunk) {
+    if (sequences_ == 1) at_ = chunk_ = position;
+    while (chunk_ < most_ && (at_ < position || chunk_ >= Chunks(sequence_))) {
+      if (chunk_ < Chunks(sequence_)) ++at_;
+      if (++sequence_ == sequences_) {
+        sequence_ = 0;
+        ++chunk_;
+      }
+    }
+    if (chunk_ >= most_) return false;
+    const int begin = cu_seqlens_[sequence_];
+    chunk->sequence = sequence_;
+    chunk->first = chunk_ * kChunk;
+    chunk->begin = begin + chunk->first;
+    chunk->length = cu_seqlens_[sequence_ + 1] - begin;
+    const int left = chunk->length - chunk->first;
+    chunk->count = left < kChunk ? left : kChunk;
+    *slot = ChunkSlot(begin, sequence_, chunk_);
+    return true;
+  }
+
+ private:
+  // Even an empty sequence has one, for its convolution state.
+  __device__ int Chunks(int sequence) const {
+    const int length = cu_seqlens_[sequence + 1] - cu_seqlens_[sequence];
+    return length > kChunk ? (length + kChunk - 1) / kChunk : 1;
+  }
+
+  const int32_t* cu_seqlens_;
+  const int sequences_;
+  int most_ = 0;  // Chunks of the longest.
+  int at_ = 0;    // The position of (sequence_, chunk_), if there is such a chunk.
+  int sequence_ = 0;
+  int chunk_ = 0;
+};
+
+}  // namespace gdn::cuda::chunk
+
+#endif  // KERNELS_CUDA_FUSED_PREFILL_STREAM_CUH_

@@ -1,0 +1,158 @@
+#include "kernels/cuda/fused_prefill_walk.cuh"
+
+#include "kernels/cuda/fused_prefill.h"
+#include "kernels/cuda/fused_prefill_walk_output.cuh"
+#include "kernels/cuda/fused_prefill_walk_state.cuh"
+
+namespace gdn::cuda {
+namespace {
+
+using namespace chunk;  // NOLINT(build/namespaces)
+
+constexpr char kOp[] = "fused_prefill";
+constexpr int kSharedAlignment = 1024;
+
+template <int kStates>
+constexpr int kThreads = kGroup*(1 + kOutputs<kStates> + kStates);
+// Registers of a role's threads: with two state roles, all that a multiprocessor has.
+template <int kStates>
+constexpr int kStateRegisters = kStates == 2 ? 192 : 240;
+template <int kStates>
+constexpr int kOutputRegisters = 104;
+template <int kStates>
+constexpr int kLoadRegisters = 24;
+
+template <typename X, int kStates, bool kPlain>
+__global__ void __launch_bounds__(kThreads<kStates>, 1)
+    WalkKernel(const __grid_constant__ WalkParams p) {
+#ifdef GDN_WGMMA
+  extern __shared__ char raw[];
+  auto& shared = *reinterpret_cast<WalkShared<kStates>*>(
+      raw + (kSharedAlignment - SharedAddress(raw) % kSharedAlignment) % kSharedAlignment);
+  if (threadIdx.x == 0) shared.Init();
+  if constexpr (kStates == 1) {
+    // The other block sends to this one's barriers.
+    ClusterArrive();
+    ClusterWait();
+  } else {
+    __syncthreads();
+  }
+  const int thread = static_cast<int>(threadIdx.x);
+  const int group = thread / kGroup;
+  if (group == 0) {
+    ShrinkRegisters<kLoadRegisters<kStates>>();
+    if (thread == 0) LoadRole(p, shared);
+  } else if (group <= kOutputs<kStates>) {
+    ShrinkRegisters<kOutputRegisters<kStates>>();
+    WalkOutput<X, kStates, kPlain>(p, shared, thread - kGroup).Run();
+  } else {
+    GrowRegisters<kStateRegisters<kStates>>();
+    WalkState<kStates>(p, shared, group - 1 - kOutputs<kStates>, thread % kGroup).Run();
+  }
+#endif
+}
+
+template <typename X, int kStates, bool kPlain>
+gdn_status LaunchKernel(const gdn_exec& exec, const Device& device, WalkParams& p) {
+  constexpr size_t kBytes = sizeof(WalkShared<kStates>) + kSharedAlignment;
+  static_assert(kBytes <= 232448);
+  const cudaError_t error = AllowSharedMemory<WalkKernel<X, kStates, kPlain>>(kBytes, false);
+  if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
+  constexpr int kParts = 2 / kStates;
+  p.units = static_cast<int32_t>(p.args.sequences * p.args.value_heads * kParts);
+  const int most = device.multiprocessors / kParts * kParts;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(p.units < most ? p.units : most));
+  config.blockDim = dim3(kThreads<kStates>);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = Stream(exec);
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {kParts, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  cudaLaunchKernelEx(&config, WalkKernel<X, kStates, kPlain>, p);
+  return CheckLaunch(kOp);
+}
+
+template <typename X, int kStates>
+gdn_status Launch(const gdn_exec& exec, const Device& device, WalkParams& p) {
+  const bool plain =
+      p.layer.round_o == 0 && p.layer.round_before_gate == 0 && p.layer.activation == GDN_GATE_SILU;
+  return plain ? LaunchKernel<X, kStates, true>(exec, device, p)
+               : LaunchKernel<X, kStates, false>(exec, device, p);
+}
+
+bool IsVector(const void* data, int64_t stride, int64_t offset = 0) {
+  return IsVectorAligned(data, stride) && offset % kVectorElements == 0;
+}
+
+}  // namespace
+
+bool CoversFusedPrefill(const Device& device, const gdn_fused_prefill_args& args) {
+#ifdef GDN_SM90A
+  if (device.compute_capability != 90) return false;
+#else
+  return false;
+#endif
+  const gdn_fused_decode_args& a = args.layer;
+  if (a.key_dim != kDim || a.value_dim != kDim || a.conv_width != 4) return false;
+  if (a.dtype == GDN_F32 || a.use_qk_l2norm == 0) return false;
+  if (a.rows > INT32_MAX / 2 / a.value_heads) return false;
+  const int64_t element = a.state_dtype == GDN_F32 ? 4 : 2;
+  return IsVector(a.x, a.x_token_stride, a.q_offset) &&
+         IsVector(a.x, a.x_token_stride, a.k_offset) &&
+         IsVector(a.x, a.x_token_stride, a.v_offset) &&
+         IsVector(a.x, a.x_token_stride, a.z_offset) && IsVector(a.y, a.y_token_stride) &&
+         IsVector(a.conv_state, a.conv_slot_stride) &&
+         reinterpret_cast<uintptr_t>(a.conv_weight) % 16 == 0 &&
+         reinterpret_cast<uintptr_t>(a.state) % static_cast<uintptr_t>(2 * element) == 0 &&
+         a.state_slot_stride % 2 == 0;
+}
+
+PrefillPlan PlanPrefill(const Device& device, const gdn_fused_decode_args& layer) {
+  // A walk of few heads leaves half of the device to the way in, and runs beside it. Halves of
+  // heads are faster, even one after the other, while they leave as much.
+  const int64_t heads = layer.rows * layer.value_heads;
+  const int64_t most = device.multiprocessors / 2;
+  if (2 * heads <= most) {
+    return {ChunkedSplit::kHalves, device.multiprocessors - static_cast<int>(2 * heads)};
+  }
+  if (heads <= most) {
+    return {ChunkedSplit::kWhole, device.multiprocessors - static_cast<int>(heads)};
+  }
+  return {ChunkedSplit::kHalves, 0};
+}
+
+gdn_status LaunchWalk(const gdn_exec& exec, const Device& device,
+                      const gdn_fused_prefill_args& args, const PreparedChunks& chunks,
+                      const PrefillPlan& plan) {
+  const gdn_fused_decode_args& a = args.layer;
+  WalkParams p{};
+  p.args.sequences = a.rows;
+  p.args.cu_seqlens = args.cu_seqlens;
+  p.args.key_heads = a.key_heads;
+  p.args.value_heads = a.value_heads;
+  p.args.state = a.state;
+  p.args.state_dtype = a.state_dtype;
+  p.args.state_slot_stride = a.state_slot_stride;
+  p.args.read_index = a.read_index;
+  p.args.write_index = a.write_index;
+  p.args.fresh = a.fresh;
+  p.ratio = static_cast<int32_t>(a.value_heads / a.key_heads);
+  p.layer = a;
+  p.keys = static_cast<const char*>(chunks.keys);
+  p.values = static_cast<const char*>(chunks.values);
+  p.mixes = static_cast<const char*>(chunks.mixes);
+  p.scalars = static_cast<const char*>(chunks.scalars);
+  p.ready = plan.stream_blocks > 0 ? chunks.ready : nullptr;
+  p.items = ChunkItems(a.key_heads, a.value_heads);
+  if (plan.split == ChunkedSplit::kHalves) {
+    return a.dtype == GDN_BF16 ? Launch<Bf16, 1>(exec, device, p) : Launch<F16, 1>(exec, device, p);
+  }
+  return a.dtype == GDN_BF16 ? Launch<Bf16, 2>(exec, device, p) : Launch<F16, 2>(exec, device, p);
+}
+
+}  // namespace gdn::cuda
