@@ -68,6 +68,19 @@ __device__ inline void CarryState(const gdn_fused_decode_args& a, const SlotChun
   }
 }
 
+// The inputs that a sequence would carry if it ended with this whole chunk, in a slot of the pool.
+template <typename X>
+__device__ inline void StoreCheckpoint(const gdn_fused_decode_args& a, const SlotChunk& chunk,
+                                       const Columns<X>& at, int64_t slot) {
+  const int64_t channels = (2 * a.key_heads + a.value_heads) * kDim;
+  X* const state = static_cast<X*>(a.conv_state) + at.channel + slot * a.conv_slot_stride;
+#pragma unroll
+  for (int j = 0; j < kPast; ++j) {
+    const int64_t token = chunk.begin + kChunk - kPast + j;
+    StoreVector(state + j * channels, LoadVector(at.x + token * a.x_token_stride));
+  }
+}
+
 // The lane's filter, newest input last.
 using Filter = Channels[kPast + 1];
 __device__ inline void LoadFilter(const gdn_fused_decode_args& a, int64_t channel, Filter& weight) {

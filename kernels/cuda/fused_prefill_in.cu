@@ -19,6 +19,7 @@ constexpr int kSharedHeads = 4;  // Value heads whose gates are formed at once, 
 
 struct InParams {
   gdn_fused_prefill_args args;
+  Checkpoints checkpoints;
   float scale;
   int32_t ratio;
   int32_t parts;  // Items of a slot: key heads, then pairs of value heads.
@@ -234,6 +235,10 @@ __device__ inline void DoItem(const InParams& p, int part, const Find& find, InS
   SlotChunk chunk;
   if (!find(&slot, &chunk)) return;
   if (a.read_index[chunk.sequence] < 0 || a.write_index[chunk.sequence] < 0) return;
+  if (p.checkpoints.every != 0 && group.thread < 32 && columns.exist && chunk.count == kChunk) {
+    const int64_t to = p.checkpoints.SlotAfter(chunk.sequence, chunk.first / kChunk + 1);
+    if (to >= 0) StoreCheckpoint(a, chunk, columns, to);
+  }
   if (part < a.key_heads) {
     KeysBlock<X>(p, chunk, slot, part, columns, filter, shared, group);
   } else {
@@ -320,6 +325,7 @@ gdn_status LaunchWayIn(const gdn_exec& exec, const gdn_fused_prefill_args& args,
   const gdn_fused_decode_args& a = args.layer;
   InParams p;
   p.args = args;
+  p.checkpoints = CheckpointsOf(args);
   p.scale = OutputScale(a.scale);
   p.ratio = static_cast<int32_t>(a.value_heads / a.key_heads);
   p.parts = static_cast<int32_t>(ChunkItems(a.key_heads, a.value_heads));

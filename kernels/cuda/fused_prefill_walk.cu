@@ -131,6 +131,7 @@ gdn_status LaunchWalk(const gdn_exec& exec, const Device& device,
                       const PrefillPlan& plan) {
   const gdn_fused_decode_args& a = args.layer;
   WalkParams p{};
+  p.checkpoints = CheckpointsOf(args);
   p.args.sequences = a.rows;
   p.args.cu_seqlens = args.cu_seqlens;
   p.args.key_heads = a.key_heads;

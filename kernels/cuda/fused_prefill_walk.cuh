@@ -27,6 +27,7 @@ struct WalkParams : Params {
   const char* scalars;
   const uint32_t* ready;  // Of the items, where they come one by one; or NULL.
   int64_t items;          // Of a slot.
+  Checkpoints checkpoints;
 };
 
 // A chunk's output as FP32, 64 tokens of 64 columns, in place of its queries and values: see
