@@ -201,7 +201,13 @@ TEST(FusedPrefillRef, CheckpointsAreTheStatesAfterPrefixes) {
     const gdn_fused_prefill_args prefix_args = prefix.PrefillArgs();
     ASSERT_EQ(gdn_fused_prefill(&kExec, &prefix_args), GDN_OK) << gdn_last_error();
     const int64_t slot = length == 199 ? call.write[1] : slots[length / 64 - 1];
-    EXPECT_EQ(state(call, slot), state(prefix, prefix.write[1])) << length;
+    // A checkpoint rounds the state, from which the rest goes on.
+    RelativeL2 error;
+    for (int64_t e = 0; e < shape.values() * shape.key_dim; ++e) {
+      error.Add(call.state.Get(slot * shape.state_stride() + e),
+                prefix.state.Get(prefix.write[1] * shape.state_stride() + e));
+    }
+    EXPECT_LE(error.value(), 1e-6) << length;
     EXPECT_EQ(conv(call, slot), conv(prefix, prefix.write[1])) << length;
   }
 }

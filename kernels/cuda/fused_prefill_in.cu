@@ -38,22 +38,38 @@ struct alignas(1024) InShared {
   InScalars scalars[kSharedHeads];
 };
 
-// The gates of a value head's chunk, by a warp.
+// The gates of a value head's chunk, by a warp; a lane has tokens lane and lane + 32.
+struct RawGates {
+  float a[2];
+  float b[2];
+  float dt_bias;
+  float a_log;
+};
 template <typename X>
-__device__ inline void FormGates(const InParams& p, const SlotChunk& chunk, int head, int lane,
-                                 InScalars* to) {
-  const gdn_fused_decode_args& a = p.args.layer;
-  float g[2];
-  float beta[2];
+__device__ inline RawGates LoadGates(const gdn_fused_decode_args& a, const SlotChunk& chunk,
+                                     int head, int lane) {
+  RawGates raw;
+  raw.dt_bias = a.dt_bias[head];
+  raw.a_log = a.a_log[head];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int i = lane + 32 * half;
     const X* const line = static_cast<const X*>(a.x) + (chunk.begin + i) * a.x_token_stride + head;
-    g[half] = beta[half] = 0.0f;
-    if (i < chunk.count) {
-      g[half] = LogDecay(Widen(line[a.a_offset]), a.dt_bias[head], a.a_log[head]);
-      beta[half] = WriteStrength(Widen(line[a.b_offset]), a.beta_scale);
-    }
+    raw.a[half] = i < chunk.count ? Widen(line[a.a_offset]) : 0.0f;
+    raw.b[half] = i < chunk.count ? Widen(line[a.b_offset]) : 0.0f;
+  }
+  return raw;
+}
+__device__ inline void FormGates(const InParams& p, const RawGates& raw, int count, int lane,
+                                 InScalars* to) {
+  float g[2];
+  float beta[2];
+  const float size = -expf(raw.a_log);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const bool inside = lane + 32 * half < count;
+    g[half] = inside ? size * FastSoftplus(raw.a[half] + raw.dt_bias) : 0.0f;
+    beta[half] = inside ? p.args.layer.beta_scale * FastSigmoid(raw.b[half]) : 0.0f;
   }
   float prefix[2];
   const float end = PrefixSums(g, lane, prefix);
@@ -122,11 +138,13 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
       reinterpret_cast<char*>(lane < 16 ? keys.q[lane / 8 % 2] : keys.k[lane / 8 % 2]);
   FetchInputs(a, chunk, columns, warp, lane % 8, SharedAddress(panel));
   const int first_head = key_head * p.ratio;
-  if (warp < p.ratio) FormGates<X>(p, chunk, first_head + warp, lane, &shared.scalars[warp]);
-  Channels window[kPast] = {};
-  LoadPast(a, chunk, columns, warp, window);
+  RawGates raw = {};
+  if (warp < p.ratio) raw = LoadGates<X>(a, chunk, first_head + warp, lane);
+  Past<X> past;
+  LoadPast(a, chunk, columns, warp, past);
   if (chunk.count == 0) return;  // Of an empty sequence nothing but its convolution state.
-  Convolve<X>(chunk, filter, window, warp, lane % 8, panel, [&](int, const Channels& y) {
+  if (warp < p.ratio) FormGates(p, raw, chunk.count, lane, &shared.scalars[warp]);
+  Convolve<X>(chunk, filter, past, warp, lane % 8, panel, [&](int, const Channels& y) {
     float squares[2] = {};
 #pragma unroll
     for (int e = 0; e < kVectorElements; ++e) squares[e % 2] = fmaf(y[e], y[e], squares[e % 2]);
@@ -157,7 +175,8 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
       if (thread == 0) WaitForBulkReads<0>();
       group.Sync();
       if (r + warp < p.ratio) {
-        FormGates<X>(p, chunk, first_head + r + warp, lane, &shared.scalars[warp]);
+        raw = LoadGates<X>(a, chunk, first_head + r + warp, lane);
+        FormGates(p, raw, chunk.count, lane, &shared.scalars[warp]);
       }
       group.Sync();
     }
@@ -201,16 +220,17 @@ __device__ inline void ValuesBlock(const InParams& p, const SlotChunk& chunk, in
   float(&betas)[2][kChunk] = reinterpret_cast<float(&)[2][kChunk]>(shared.scalars);
   const int gate_head = 2 * pair + thread / kChunk;
   const int token = thread % kChunk;
+  float raw = 0.0f;
   if (gate_head < a.value_heads && token < chunk.count) {
     const X* const line = static_cast<const X*>(a.x) + (chunk.begin + token) * a.x_token_stride;
-    betas[thread / kChunk][token] =
-        WriteStrength(Widen(line[a.b_offset + gate_head]), a.beta_scale);
+    raw = Widen(line[a.b_offset + gate_head]);
   }
-  Channels window[kPast] = {};
-  LoadPast(a, chunk, columns, warp, window);
+  Past<X> past;
+  LoadPast(a, chunk, columns, warp, past);
   if (chunk.count == 0) return;
+  betas[thread / kChunk][token] = a.beta_scale * FastSigmoid(raw);
   group.Sync();
-  Convolve<X>(chunk, filter, window, warp, lane % 8, panel,
+  Convolve<X>(chunk, filter, past, warp, lane % 8, panel,
               [&](int row, const Channels& y) { return Scaled(y, betas[lane / 16][row]); });
   FenceForBulk();
   group.Sync();
@@ -273,31 +293,34 @@ __global__ void __launch_bounds__(kBlocks* kGroup, 1)
     StreamKernel(const __grid_constant__ InParams p) {
   AllowNextKernel();
   extern __shared__ char raw[];
-  __shared__ uint32_t tickets[kBlocks];
+  __shared__ uint32_t tickets[2][kBlocks];
   const int thread = static_cast<int>(threadIdx.x);
   const Group group = {thread / kGroup, thread % kGroup};
   InShared& shared = SharedOf(raw, group.index);
   ChunkOrder order(p.args.cu_seqlens, static_cast<int>(p.args.layer.rows));
-  for (;;) {
-    if (group.thread == 0) tickets[group.index] = atomicAdd(p.ticket, 1u);
-    group.Sync();
-    const uint32_t ticket = tickets[group.index];
-    const auto parts = static_cast<uint32_t>(p.parts);
-    const int part = static_cast<int>(ticket % parts);
+  const auto parts = static_cast<uint32_t>(p.parts);
+  if (group.thread == 0) tickets[0][group.index] = atomicAdd(p.ticket, 1u);
+  group.Sync();
+  for (int turn = 0;; turn ^= 1) {
+    const uint32_t ticket = tickets[turn][group.index];
     int64_t slot;
     SlotChunk chunk;
     if (!order.Find(static_cast<int>(ticket / parts), &slot, &chunk)) return;
+    uint32_t next = 0;
+    if (group.thread == 0) next = atomicAdd(p.ticket, 1u);  // Arrives in time for the next turn.
     const auto find = [&](int64_t* to_slot, SlotChunk* to_chunk) {
       *to_slot = slot;
       *to_chunk = chunk;
       return true;
     };
+    const int part = static_cast<int>(ticket % parts);
     DoItem<X>(p, part, find, shared, group);
+    if (group.thread == 0) tickets[turn ^ 1][group.index] = next;
+    group.Sync();
     if (group.thread == 0) {
       WaitForBulkStores();
       Publish(p.ready + slot * parts + part);
     }
-    group.Sync();
   }
 }
 

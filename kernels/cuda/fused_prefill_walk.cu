@@ -18,9 +18,9 @@ constexpr int kThreads = kGroup*(1 + kOutputs<kStates> + kStates);
 template <int kStates>
 constexpr int kStateRegisters = kStates == 2 ? 192 : 240;
 template <int kStates>
-constexpr int kOutputRegisters = 104;
+constexpr int kOutputRegisters = kStates == 2 ? 88 : 112;
 template <int kStates>
-constexpr int kLoadRegisters = 24;
+constexpr int kLoadRegisters = 40;
 
 template <typename X, int kStates, bool kPlain>
 __global__ void __launch_bounds__(kThreads<kStates>, 1)
