@@ -1,6 +1,7 @@
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/fused_prefill.h"
 #include "kernels/cuda/fused_prefill_conv.cuh"
+#include "kernels/cuda/fused_prefill_gates.cuh"
 #include "kernels/cuda/fused_prefill_matrices.cuh"
 #include "kernels/cuda/fused_prefill_stream.cuh"
 
@@ -37,54 +38,6 @@ struct alignas(1024) InShared {
   Solve solve;
   InScalars scalars[kSharedHeads];
 };
-
-// The gates of a value head's chunk, by a warp; a lane has tokens lane and lane + 32.
-struct RawGates {
-  float a[2];
-  float b[2];
-  float dt_bias;
-  float a_log;
-};
-template <typename X>
-__device__ inline RawGates LoadGates(const gdn_fused_decode_args& a, const SlotChunk& chunk,
-                                     int head, int lane) {
-  RawGates raw;
-  raw.dt_bias = a.dt_bias[head];
-  raw.a_log = a.a_log[head];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int i = lane + 32 * half;
-    const X* const line = static_cast<const X*>(a.x) + (chunk.begin + i) * a.x_token_stride + head;
-    raw.a[half] = i < chunk.count ? Widen(line[a.a_offset]) : 0.0f;
-    raw.b[half] = i < chunk.count ? Widen(line[a.b_offset]) : 0.0f;
-  }
-  return raw;
-}
-__device__ inline void FormGates(const InParams& p, const RawGates& raw, int count, int lane,
-                                 InScalars* to) {
-  float g[2];
-  float beta[2];
-  const float size = -expf(raw.a_log);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const bool inside = lane + 32 * half < count;
-    g[half] = inside ? size * FastSoftplus(raw.a[half] + raw.dt_bias) : 0.0f;
-    beta[half] = inside ? p.args.layer.beta_scale * FastSigmoid(raw.b[half]) : 0.0f;
-  }
-  float prefix[2];
-  const float end = PrefixSums(g, lane, prefix);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int i = lane + 32 * half;
-    const float decay = DecayBetween(prefix[half], 0.0f);
-    to->walk.query[i] = p.scale * decay;
-    to->walk.remembered[i] = __float2half_rn(beta[half] * decay);
-    to->walk.to_end[i] = __float2half_rn(DecayBetween(end, prefix[half]));
-    to->beta[i] = beta[half];
-    to->log_decay[i] = prefix[half];
-  }
-  if (lane == 0) to->walk.end = DecayBetween(end, 0.0f);
-}
 
 // The warpgroup that works on an item.
 struct Group {
@@ -124,6 +77,14 @@ __device__ inline Columns<X> ColumnsOf(const InParams& p, int part, int lane) {
   return at;
 }
 
+// The panel of the lane's columns: first inputs, then outputs.
+__device__ inline char* PanelOf(InShared& shared, bool is_key, int lane) {
+  const int panel = lane / 8;
+  // Queries are convolved first, and lie behind the keys.
+  return reinterpret_cast<char*>(&shared.keys) +
+         (is_key ? panel ^ 2 : panel) * int64_t{kPanelElements * 2};
+}
+
 template <typename X>
 __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int64_t slot,
                                  int key_head, const Columns<X>& columns, const Filter& filter,
@@ -134,22 +95,22 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
   const int lane = thread % 32;
   const int warp = thread / 32;
   Keys& keys = shared.keys;
-  char* const panel =
-      reinterpret_cast<char*>(lane < 16 ? keys.q[lane / 8 % 2] : keys.k[lane / 8 % 2]);
-  FetchInputs(a, chunk, columns, warp, lane % 8, SharedAddress(panel));
   const int first_head = key_head * p.ratio;
   RawGates raw = {};
   if (warp < p.ratio) raw = LoadGates<X>(a, chunk, first_head + warp, lane);
   Past<X> past;
   LoadPast(a, chunk, columns, warp, past);
   if (chunk.count == 0) return;  // Of an empty sequence nothing but its convolution state.
-  if (warp < p.ratio) FormGates(p, raw, chunk.count, lane, &shared.scalars[warp]);
-  Convolve<X>(chunk, filter, past, warp, lane % 8, panel, [&](int, const Channels& y) {
-    float squares[2] = {};
+  if (warp < p.ratio)
+    FormGates(raw, a.beta_scale, p.scale, chunk.count, lane, &shared.scalars[warp]);
+  Convolve<X>(chunk, filter, past, warp, lane % 8, PanelOf(shared, true, lane),
+              [&](int, const Channels& y) {
+                float squares[2] = {};
 #pragma unroll
-    for (int e = 0; e < kVectorElements; ++e) squares[e % 2] = fmaf(y[e], y[e], squares[e % 2]);
-    return Scaled(y, rsqrtf(LaneSum<15>(squares[0] + squares[1]) + kQkNormEps));
-  });
+                for (int e = 0; e < kVectorElements; ++e)
+                  squares[e % 2] = fmaf(y[e], y[e], squares[e % 2]);
+                return Scaled(y, rsqrtf(LaneSum<15>(squares[0] + squares[1]) + kQkNormEps));
+              });
   FenceForBulk();
   group.Sync();
   if (thread == 0) {
@@ -176,7 +137,7 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
       group.Sync();
       if (r + warp < p.ratio) {
         raw = LoadGates<X>(a, chunk, first_head + r + warp, lane);
-        FormGates(p, raw, chunk.count, lane, &shared.scalars[warp]);
+        FormGates(raw, a.beta_scale, p.scale, chunk.count, lane, &shared.scalars[warp]);
       }
       group.Sync();
     }
@@ -215,8 +176,6 @@ __device__ inline void ValuesBlock(const InParams& p, const SlotChunk& chunk, in
   const int thread = group.thread;
   const int lane = thread % 32;
   const int warp = thread / 32;
-  char* const panel = reinterpret_cast<char*>(&shared.keys) + lane / 8 * (kValueTileBytes / 2);
-  FetchInputs(a, chunk, columns, warp, lane % 8, SharedAddress(panel));
   float(&betas)[2][kChunk] = reinterpret_cast<float(&)[2][kChunk]>(shared.scalars);
   const int gate_head = 2 * pair + thread / kChunk;
   const int token = thread % kChunk;
@@ -230,7 +189,7 @@ __device__ inline void ValuesBlock(const InParams& p, const SlotChunk& chunk, in
   if (chunk.count == 0) return;
   betas[thread / kChunk][token] = a.beta_scale * FastSigmoid(raw);
   group.Sync();
-  Convolve<X>(chunk, filter, past, warp, lane % 8, panel,
+  Convolve<X>(chunk, filter, past, warp, lane % 8, PanelOf(shared, false, lane),
               [&](int row, const Channels& y) { return Scaled(y, betas[lane / 16][row]); });
   FenceForBulk();
   group.Sync();
@@ -254,7 +213,13 @@ __device__ inline void DoItem(const InParams& p, int part, const Find& find, InS
   int64_t slot;
   SlotChunk chunk;
   if (!find(&slot, &chunk)) return;
-  if (a.read_index[chunk.sequence] < 0 || a.write_index[chunk.sequence] < 0) return;
+  const int lane = group.thread % 32;
+  FetchInputs(a, chunk, columns, group.thread / 32, lane % 8,
+              SharedAddress(PanelOf(shared, part < a.key_heads, lane)));
+  if (a.read_index[chunk.sequence] < 0 || a.write_index[chunk.sequence] < 0) {
+    WaitForCopies<0>();
+    return;
+  }
   if (p.checkpoints.every != 0 && group.thread < 32 && columns.exist && chunk.count == kChunk) {
     const int64_t to = p.checkpoints.SlotAfter(chunk.sequence, chunk.first / kChunk + 1);
     if (to >= 0) StoreCheckpoint(a, chunk, columns, to);
