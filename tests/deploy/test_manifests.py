@@ -148,8 +148,13 @@ class WorkloadTest(unittest.TestCase):
             policy = one(overlay, "NetworkPolicy")["spec"]
             self.assertEqual(policy["policyTypes"], ["Ingress", "Egress"])
             self.assertNotIn("egress", policy)
-            allowed = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
-            self.assertEqual(allowed, {"grpc", "metrics"})
+            # Who reaches what; docs/operations.md says the same.
+            self.assertEqual({port["port"]: rule["from"] for rule in policy["ingress"]
+                              for port in rule["ports"]}, {
+                "grpc": [{"namespaceSelector": {},
+                          "podSelector": {"matchLabels": {"gdn-client": "true"}}}],
+                "metrics": [{"namespaceSelector": {"matchLabels": {
+                    "kubernetes.io/metadata.name": "monitoring"}}}]})
 
     def test_a_gpu_is_a_limit_and_is_tolerated(self):
         _, _, pod, container = list(self.each())[1]
