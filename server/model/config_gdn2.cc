@@ -18,8 +18,8 @@ absl::Status ParseDecayGate(const JsonObject& text, ModelSpec* spec) {
     spec->decay_gate = DecayGate::kSoftplus;
     const Json* bound = text.Find(kLowerBound);
     if (bound == nullptr) return absl::OkStatus();
-    return FieldError(text, kLowerBound,
-                      absl::StrCat("nothing, as ", kDecayGate, " is 'softplus'"), bound);
+    return FieldError(text, kLowerBound, absl::StrCat("nothing, as ", kDecayGate, " is 'softplus'"),
+                      bound);
   }
   if (gate != "bounded") {
     return absl::UnimplementedError(
@@ -28,9 +28,8 @@ absl::Status ParseDecayGate(const JsonObject& text, ModelSpec* spec) {
   }
   spec->decay_gate = DecayGate::kBounded;
   // -5 itself is allowed.
-  GDN_ASSIGN_OR_RETURN(
-      const double bound,
-      GetNumberOr(text, kLowerBound, kLeastBound, std::nextafter(kLeastBound, -6.0), 0.0));
+  GDN_ASSIGN_OR_RETURN(const double bound, GetNumberOr(text, kLowerBound, kLeastBound,
+                                                       std::nextafter(kLeastBound, -6.0), 0.0));
   spec->decay_lower_bound = static_cast<float>(bound);
   if (spec->decay_lower_bound < 0.0f) return absl::OkStatus();
   return FieldError(text, kLowerBound, "a number below 0 in single precision",

@@ -9,8 +9,8 @@ const void* Column(const void* row, gdn_dtype dtype, int64_t index) {
 
 }  // namespace
 
-gdn2_gates_args Gdn2GatesArgs(const model::ModelSpec& spec, const void* projection,
-                              gdn_dtype dtype, int64_t projection_stride) {
+gdn2_gates_args Gdn2GatesArgs(const model::ModelSpec& spec, const void* projection, gdn_dtype dtype,
+                              int64_t projection_stride) {
   const model::GdnDims& dims = spec.gdn;
   const int64_t f = dims.conv_channels() + dims.value_size();
   gdn2_gates_args args{};
@@ -24,8 +24,8 @@ gdn2_gates_args Gdn2GatesArgs(const model::ModelSpec& spec, const void* projecti
   args.f_token_stride = projection_stride;
   args.b_token_stride = projection_stride;
   args.w_token_stride = projection_stride;
-  args.decay = spec.decay_gate == model::DecayGate::kBounded ? GDN2_DECAY_BOUNDED
-                                                             : GDN2_DECAY_SOFTPLUS;
+  args.decay =
+      spec.decay_gate == model::DecayGate::kBounded ? GDN2_DECAY_BOUNDED : GDN2_DECAY_SOFTPLUS;
   args.lower_bound = spec.decay_lower_bound;
   args.erase_scale = spec.beta_scale;
   return args;

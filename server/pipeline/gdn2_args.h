@@ -16,8 +16,8 @@
 namespace gdn::pipeline {
 
 // Without the number of tokens, the layer's vectors and the outputs.
-gdn2_gates_args Gdn2GatesArgs(const model::ModelSpec& spec, const void* projection,
-                              gdn_dtype dtype, int64_t projection_stride);
+gdn2_gates_args Gdn2GatesArgs(const model::ModelSpec& spec, const void* projection, gdn_dtype dtype,
+                              int64_t projection_stride);
 
 // The caller's side of the norm, which is the only one.
 gdn_qk_norm_prepare_args Gdn2QkNormArgs(const model::ModelSpec& spec, int64_t tokens,

@@ -12,8 +12,7 @@ void Gdn2Rule::Reserve(int64_t tokens) {
 }
 
 absl::Status Gdn2Rule::Gates(const PackedLayer& weights, int64_t tokens, const float* projection) {
-  gdn2_gates_args args =
-      Gdn2GatesArgs(spec_, projection, GDN_F32, projection_stride_);
+  gdn2_gates_args args = Gdn2GatesArgs(spec_, projection, GDN_F32, projection_stride_);
   args.tokens = tokens;
   args.a_log = weights.a_log.data();
   args.dt_bias = weights.dt_bias.data();
