@@ -56,13 +56,12 @@ TEST_P(Gdn2Test, IsNearTheReferenceInBfloat16) {
 
 TEST_P(Gdn2Test, ASequencesBitsDoNotDependOnItsBatch) {
   const auto stack = Create(LoadRandom(GetParam().model_dir, kSeed), Precision::kFloat32, 140);
-  CompareRaggedPrefill(stack.get(),
-                       [](std::span<const float> together, std::span<const float> alone) {
-                         ASSERT_EQ(together.size(), alone.size());
-                         if (alone.empty()) return;
-                         EXPECT_EQ(std::memcmp(together.data(), alone.data(), alone.size_bytes()),
-                                   0);
-                       });
+  CompareRaggedPrefill(
+      stack.get(), [](std::span<const float> together, std::span<const float> alone) {
+        ASSERT_EQ(together.size(), alone.size());
+        if (alone.empty()) return;
+        EXPECT_EQ(std::memcmp(together.data(), alone.data(), alone.size_bytes()), 0);
+      });
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Gdn2Test, testing::ValuesIn(Gdn2Models()), Name);

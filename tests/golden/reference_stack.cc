@@ -89,8 +89,8 @@ class Mixer {
     const bool gdn2 = w_.type == model::LayerType::kGdn2;
     const int64_t qkv_width = dims_.conv_channels();
     const Rows qkv = Times(normed_, gdn2 ? w_.in_proj : w_.qkv, 0, qkv_width);
-    const Rows z = gdn2 ? Times(normed_, w_.in_proj, qkv_width, dims_.value_size())
-                        : Times(normed_, w_.z);
+    const Rows z =
+        gdn2 ? Times(normed_, w_.in_proj, qkv_width, dims_.value_size()) : Times(normed_, w_.z);
     Convolve(ToFloats(qkv));
     o_.resize(static_cast<size_t>(tokens_ * dims_.value_size()));
     if (gdn2) {
@@ -251,8 +251,8 @@ class Mixer {
     args.x_token_stride = args.gate_token_stride = args.y_token_stride = dims_.value_size();
     args.x_head_stride = args.gate_head_stride = args.y_head_stride = dims_.value_dim;
     args.weight = w_.gated_norm.data();
-    args.activation = spec_.output_gate == model::GateActivation::kSigmoid ? GDN_GATE_SIGMOID
-                                                                           : GDN_GATE_SILU;
+    args.activation =
+        spec_.output_gate == model::GateActivation::kSigmoid ? GDN_GATE_SIGMOID : GDN_GATE_SILU;
     args.eps = spec_.rms_norm_eps;
     EXPECT_EQ(gdn_gated_rms_norm(&exec_, &args), GDN_OK) << gdn_last_error();
     return {o_.begin(), o_.end()};
