@@ -170,7 +170,8 @@ TEST(Gdn2LoadTest, EveryElementLandsInItsPlace) {
   EXPECT_EQ(other.type, LayerType::kLinearAttention);
   ExpectMatrix(other.qkv, "model.layers.1.linear_attn.in_proj_qkv.weight", 10, 4);
   EXPECT_EQ(other.projection().size(), 4u);
-  // Norms 8, MLP 60, out 24, conv 20, gated norm 3; then 104 and 3 beside the 80 and 4 of the other.
+  // Norms 8, MLP 60, out 24, conv 20, gated norm 3; then 104 and 3 beside the 80 and 4 of the
+  // other.
   EXPECT_EQ(model->weights.num_parameters, 2 * 115 + 107 + 84 + 24 + 24 + 4);
 }
 
@@ -186,9 +187,9 @@ TEST(Gdn2LoadTest, NamesWhatIsMissingOrOfTheWrongShape) {
   tensors.push_back(Bf16Tensor("model.layers.0.linear_attn.in_proj_a.weight", {2, 4}));
   tensors.push_back(Bf16Tensor("model.layers.1.gdn2.A_log", {1}));
   ExpectError(Load(folder, tensors).status(), kInvalid,
-              {folder.path(), "1 missing: ", "'model.layers.0.gdn2.dt_bias' [2]", "2 unexpected: ",
-               "'model.layers.0.linear_attn.in_proj_a.weight'", "'model.layers.1.gdn2.A_log'",
-               "2 of the wrong shape: ",
+              {folder.path(), "1 missing: ", "'model.layers.0.gdn2.dt_bias' [2]",
+               "2 unexpected: ", "'model.layers.0.linear_attn.in_proj_a.weight'",
+               "'model.layers.1.gdn2.A_log'", "2 of the wrong shape: ",
                "'model.layers.0.gdn2.in_proj.weight' expected [26, 4], got [20, 4]",
                "'model.layers.0.gdn2.A_log' expected [1], got [2]"});
 }

@@ -81,7 +81,9 @@ TEST_P(CudaGdn2Test, BatchInvariantMeansTheBits) {
 // Three rows take the graph of four or more; timed ops take none.
 TEST_P(CudaGdn2Test, GraphsGiveTheBitsOfSeparateLaunches) {
   struct Count final : pipeline::KernelTimer {
-    void OnKernel(std::string_view op, pipeline::Phase, int64_t) override { ops += op == "gdn2_step"; }
+    void OnKernel(std::string_view op, pipeline::Phase, int64_t) override {
+      ops += op == "gdn2_step";
+    }
     int ops = 0;
   };
   Count timer;

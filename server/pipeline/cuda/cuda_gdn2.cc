@@ -38,8 +38,8 @@ absl::Status CudaGdn2::Run(int64_t layer, const DeviceLayer& weights, const Stac
   return OutputNorm(weights, batch.num_tokens, projection, projection_stride, mixed);
 }
 
-absl::Status CudaGdn2::Gates(const DeviceLayer& weights, int64_t tokens,
-                             const uint16_t* projection, int64_t projection_stride) {
+absl::Status CudaGdn2::Gates(const DeviceLayer& weights, int64_t tokens, const uint16_t* projection,
+                             int64_t projection_stride) {
   gdn2_gates_args args = Gdn2GatesArgs(*spec_, projection, GDN_BF16, projection_stride);
   args.tokens = tokens;
   args.a_log = weights.a_log;
@@ -119,8 +119,8 @@ absl::Status CudaGdn2::OutputNorm(const DeviceLayer& weights, int64_t tokens,
   args.gate_token_stride = projection_stride;
   args.gate_head_stride = dims.value_dim;
   args.weight = weights.gated_norm;
-  args.activation = spec_->output_gate == model::GateActivation::kSilu ? GDN_GATE_SILU
-                                                                       : GDN_GATE_SIGMOID;
+  args.activation =
+      spec_->output_gate == model::GateActivation::kSilu ? GDN_GATE_SILU : GDN_GATE_SIGMOID;
   args.eps = spec_->rms_norm_eps;
   args.y = mixed;
   args.y_dtype = GDN_BF16;
