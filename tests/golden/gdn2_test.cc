@@ -64,6 +64,37 @@ TEST_P(Gdn2Test, ASequencesBitsDoNotDependOnItsBatch) {
       });
 }
 
+// Slices chained through hidden states give the whole stack's bits: a slice that begins with either
+// type of layer knows which it holds.
+TEST_P(Gdn2Test, SlicesOfTheStack) {
+  const std::vector<int32_t> prompt = TextTokens(1, 70);
+  const auto load = [](std::optional<model::LayerRange> layers) {
+    return LoadStack(GetParam().model_dir,
+                     {.cpu = {.precision = Precision::kFloat32, .num_slots = 4},
+                      .layers = layers,
+                      .random_weights = kSeed});
+  };
+  const auto whole = load(std::nullopt);
+  Session session(whole.get(), 1);
+  const std::vector<float> expected = session.Feed(prompt, pipeline::Positions::kAll);
+  const int64_t num_layers = LoadRandom(GetParam().model_dir, kSeed).spec.num_layers;
+  for (int64_t cut = 1; cut < num_layers; ++cut) {
+    SCOPED_TRACE(cut);
+    const auto front = load(model::LayerRange{0, cut});
+    const auto back = load(model::LayerRange{cut, num_layers});
+    pipeline::SequenceInput input{
+        .write_slot = 1, .fresh = true, .tokens = prompt, .want_hidden = pipeline::Positions::kAll};
+    std::vector<pipeline::SequenceOutput> outputs;
+    ASSERT_TRUE(front->Run({&input, 1}, &outputs).ok());
+    const std::vector<float> middle(outputs[0].hidden.begin(), outputs[0].hidden.end());
+    pipeline::SequenceInput rest{
+        .write_slot = 1, .fresh = true, .hidden = middle, .want_logits = pipeline::Positions::kAll};
+    ASSERT_TRUE(back->Run({&rest, 1}, &outputs).ok());
+    ASSERT_EQ(outputs[0].logits.size(), expected.size());
+    EXPECT_EQ(std::memcmp(outputs[0].logits.data(), expected.data(), expected.size() * 4), 0);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, Gdn2Test, testing::ValuesIn(Gdn2Models()), Name);
 
 class TiedGatesTest : public testing::TestWithParam<Checkpoint> {};
