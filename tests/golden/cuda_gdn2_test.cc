@@ -15,7 +15,6 @@ using pipeline::SequenceInput;
 using pipeline::SequenceOutput;
 
 constexpr uint64_t kSeed = 5;
-constexpr double kBound = 3e-2;
 
 std::unique_ptr<pipeline::Pipeline> Create(model::Model model,
                                            const pipeline::CudaOptions& options) {
@@ -44,7 +43,7 @@ TEST_P(CudaGdn2Test, IsNearTheReference) {
   const model::Model model = LoadRandom(GetParam().model_dir, kSeed);
   for (const gdn_dtype state_type : {GDN_F32, GDN_BF16}) {
     const auto stack = Load({.state_type = state_type});
-    ExpectReference(stack.get(), model, kBound);
+    ExpectReference(stack.get(), model, kBfloat16Bounds);
   }
 }
 
@@ -156,7 +155,7 @@ TEST_P(CudaTiedGatesTest, GiveTheGoldensOfGatedDeltaNet) {
   ASSERT_TRUE(model.ok()) << model.status();
   const Goldens goldens(GetParam().golden_path);
   const auto stack = Create(AsGdn2(*std::move(model)), {.num_slots = 8});
-  const GoldenBounds bounds = {.logits = kBound, .min_gap = 0.25, .states = kBound};
+  const GoldenBounds bounds = {.logits = 3e-2, .min_gap = 0.25, .states = 3e-2};
   ExpectPrefillGoldens(stack.get(), goldens, bounds);
   ExpectDecodeGoldens(stack.get(), goldens, GetParam(), bounds);
 }
