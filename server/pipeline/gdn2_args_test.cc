@@ -1,5 +1,5 @@
-// Which columns the ops of a gdn2 layer take, and where q and k are normalised: twice would not show
-// in any value, so the flags themselves are asserted.
+// Which columns the ops of a gdn2 layer take, and where q and k are normalised: twice would not
+// show in any value, so the flags themselves are asserted.
 #include "server/pipeline/gdn2_args.h"
 
 #include <gtest/gtest.h>
@@ -68,13 +68,13 @@ TEST(Gdn2ArgsTest, TakesTheColumnsInTheirOrder) {
 
 TEST(Gdn2ArgsTest, TheGatesAreTheModels) {
   model::ModelSpec spec = Spec();
-  const float row = 0;
-  EXPECT_EQ(Gdn2GatesArgs(spec, &row, GDN_F32, 160).decay, GDN2_DECAY_SOFTPLUS);
-  EXPECT_EQ(Gdn2GatesArgs(spec, &row, GDN_F32, 160).erase_scale, 1.0f);
+  const std::vector<float> row(160);
+  EXPECT_EQ(Gdn2GatesArgs(spec, row.data(), GDN_F32, 160).decay, GDN2_DECAY_SOFTPLUS);
+  EXPECT_EQ(Gdn2GatesArgs(spec, row.data(), GDN_F32, 160).erase_scale, 1.0f);
   spec.decay_gate = model::DecayGate::kBounded;
   spec.decay_lower_bound = -3.0f;
   spec.beta_scale = 2.0f;
-  const gdn2_gates_args args = Gdn2GatesArgs(spec, &row, GDN_F32, 160);
+  const gdn2_gates_args args = Gdn2GatesArgs(spec, row.data(), GDN_F32, 160);
   EXPECT_EQ(args.decay, GDN2_DECAY_BOUNDED);
   EXPECT_EQ(args.lower_bound, -3.0f);
   EXPECT_EQ(args.erase_scale, 2.0f);
