@@ -167,6 +167,51 @@ TEST(FusedPrefillRef, AnEmptySequenceForksAndOtherwiseKeepsItsState) {
   EXPECT_TRUE(call.y.bytes() == before.y.bytes());
 }
 
+TEST(FusedPrefillRef, CheckpointsAreTheStatesAfterPrefixes) {
+  FusedShape shape = Shape();
+  shape.rows = 2;
+  shape.tokens = 100;
+  shape.special_rows = false;
+  const Prompt before(shape);  // A token, then 199.
+  Prompt call = before;
+  gdn_fused_prefill_args args = call.PrefillArgs();
+  const std::vector<int64_t> begin = {0, 0};
+  std::vector<int64_t> slots;
+  for (int64_t slot = 0; slots.size() < 3; ++slot) {
+    if (slot != call.write[0] && slot != call.write[1]) slots.push_back(slot);
+  }
+  const int64_t unwanted = slots[1];
+  slots[1] = -1;
+  args.checkpoint_every = 64;
+  args.checkpoint_begin = begin.data();
+  args.checkpoint_slots = slots.data();
+  ASSERT_EQ(gdn_fused_prefill(&kExec, &args), GDN_OK) << gdn_last_error();
+  const auto state = [&](const FusedCall& of, int64_t slot) {
+    const int64_t at = slot * shape.state_stride();
+    return of.state.Slice(at, at + shape.values() * shape.key_dim);
+  };
+  const auto conv = [&](const FusedCall& of, int64_t slot) {
+    const int64_t at = slot * shape.conv_stride();
+    return of.conv_state.Slice(at, at + (shape.conv_width - 1) * shape.channels());
+  };
+  EXPECT_EQ(state(call, unwanted), state(before, unwanted));
+  for (int32_t length : {64, 192, 199}) {
+    Prompt prefix = before;
+    prefix.cu_seqlens = {0, 1, 1 + length};
+    const gdn_fused_prefill_args prefix_args = prefix.PrefillArgs();
+    ASSERT_EQ(gdn_fused_prefill(&kExec, &prefix_args), GDN_OK) << gdn_last_error();
+    const int64_t slot = length == 199 ? call.write[1] : slots[length / 64 - 1];
+    // A checkpoint rounds the state, from which the rest goes on.
+    RelativeL2 error;
+    for (int64_t e = 0; e < shape.values() * shape.key_dim; ++e) {
+      error.Add(call.state.Get(slot * shape.state_stride() + e),
+                prefix.state.Get(prefix.write[1] * shape.state_stride() + e));
+    }
+    EXPECT_LE(error.value(), 1e-6) << length;
+    EXPECT_EQ(conv(call, slot), conv(prefix, prefix.write[1])) << length;
+  }
+}
+
 TEST(FusedPrefillRef, RefusesWhatItCannotRun) {
   Prompt call(Shape());
   const gdn_fused_prefill_args args = call.PrefillArgs();
@@ -187,6 +232,11 @@ TEST(FusedPrefillRef, RefusesWhatItCannotRun) {
   bad = args;
   bad.cu_seqlens = nullptr;
   EXPECT_EQ(gdn_fused_prefill(&kExec, &bad), GDN_INVALID_ARGUMENT);
+  bad = args;
+  bad.checkpoint_every = 96;
+  EXPECT_EQ(gdn_fused_prefill(&kExec, &bad), GDN_INVALID_ARGUMENT);
+  bad.checkpoint_every = 64;
+  EXPECT_EQ(gdn_fused_prefill(&kExec, &bad), GDN_INVALID_ARGUMENT);  // Without slots.
   bad = args;
   bad.layer.state_dtype = GDN_F16;
   EXPECT_EQ(gdn_fused_prefill(&kExec, &bad), GDN_UNSUPPORTED_TYPE);

@@ -6,8 +6,10 @@
 // gdn_delta_rule_saved_bytes. After the times the backward is repeated, and its outputs compared
 // bit by bit.
 //
+// With --gdn2 the same of GDN2, whose gates belong to the value heads and are BF16.
+//
 // usage: training_bench [--cases=8x4096,1x32768,...] [--heads=16:32,...] [--replays=20]
-//        [--repeats=20]
+//        [--repeats=20] [--gdn2]
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -21,6 +23,8 @@
 #include "gdn/kernels/delta_rule_backward.h"
 #include "gdn/kernels/delta_rule_forward.h"
 #include "gdn/kernels/delta_rule_saved.h"
+#include "gdn/kernels/gdn2.h"
+#include "gdn/kernels/gdn2_backward.h"
 #include "kernels/bench/cuda_bench.h"
 #include "kernels/cuda/delta_rule_backward_chunk.h"
 
@@ -64,6 +68,7 @@ struct Options {
   std::vector<std::pair<int64_t, int64_t>> heads = {{16, 32}};
   int replays = 20;
   int repeats = 20;
+  bool gdn2 = false;
 };
 
 class Bench {
@@ -73,6 +78,7 @@ class Bench {
     Must(cudaGetDeviceProperties(&properties, 0), "device");
     std::printf("%s, BF16, K = V = %lld, norm of q and k in the kernel\n", properties.name,
                 static_cast<long long>(kDim));
+    if (options.gdn2) return;
     std::printf("%-7s %-9s | %9s %9s %6s %9s %9s | %10s %10s %10s | %s\n", "H:HV", "case",
                 "forward", "backward", "ratio", "whole", "halves", "saved MiB", "fwd wk MiB",
                 "bwd wk MiB", "repeats");
@@ -81,7 +87,11 @@ class Bench {
   void Run() {
     for (const auto& [key_heads, value_heads] : options_.heads) {
       for (const auto& [sequences, length] : options_.cases) {
-        Case(key_heads, value_heads, sequences, length);
+        if (options_.gdn2) {
+          Gdn2Case(key_heads, value_heads, sequences, length);
+        } else {
+          Case(key_heads, value_heads, sequences, length);
+        }
       }
     }
   }
@@ -213,6 +223,97 @@ class Bench {
     std::fflush(stdout);
   }
 
+  void Gdn2Case(int64_t H, int64_t HV, int64_t sequences, int64_t length) {
+    const int64_t tokens = sequences * length;
+    const int64_t keys = H * kDim;
+    const int64_t values = HV * kDim;
+    const Buffer<uint16_t> q(tokens * keys, -0.1f, 0.1f), k(tokens * keys, -0.1f, 0.1f);
+    const Buffer<uint16_t> v(tokens * values, -1.0f, 1.0f), d_o(tokens * values, -1.0f, 1.0f);
+    const Buffer<float> g(tokens * values, -0.2f, 0.0f);
+    const Buffer<uint16_t> erase(tokens * values, 0.0f, 1.0f), write(tokens * values, 0.0f, 1.0f);
+    const Buffer<uint16_t> o(tokens * values);
+    const Buffer<uint16_t> d_q(tokens * keys), d_k(tokens * keys), d_v(tokens * values);
+    const Buffer<float> d_g(tokens * values), d_erase(tokens * values), d_write(tokens * values);
+    const Buffer<float> state(sequences * values * kDim, 0.0f, 0.1f);
+    const Buffer<int64_t> slots(sequences);
+    std::vector<int32_t> cu;
+    std::vector<int64_t> slot;
+    for (int64_t i = 0; i <= sequences; ++i) cu.push_back(static_cast<int32_t>(i * length));
+    for (int64_t i = 0; i < sequences; ++i) slot.push_back(i);
+    const Buffer<int32_t> cu_seqlens(static_cast<int64_t>(cu.size()));
+    Must(cudaMemcpy(cu_seqlens.get(), cu.data(), cu.size() * sizeof(cu[0]), cudaMemcpyHostToDevice),
+         "upload");
+    Must(
+        cudaMemcpy(slots.get(), slot.data(), slot.size() * sizeof(slot[0]), cudaMemcpyHostToDevice),
+        "upload");
+    Must(cudaDeviceSynchronize(), "inputs");
+
+    gdn_exec exec{};
+    exec.backend = GDN_BACKEND_CUDA;
+    exec.stream = timer_.stream();
+    gdn2_args forward{};
+    forward.sequences = sequences;
+    forward.cu_seqlens = cu_seqlens.get();
+    forward.key_heads = H;
+    forward.value_heads = forward.gate_heads = HV;
+    forward.key_dim = forward.value_dim = kDim;
+    forward.q = q.get();
+    forward.k = k.get();
+    forward.v = v.get();
+    forward.qkv_dtype = forward.gate_dtype = forward.o_dtype = GDN_BF16;
+    forward.q_token_stride = forward.k_token_stride = keys;
+    forward.v_token_stride = forward.o_token_stride = values;
+    forward.g = g.get();
+    forward.erase = erase.get();
+    forward.write = write.get();
+    forward.state = state.get();
+    forward.state_dtype = GDN_F32;
+    forward.state_slot_stride = values * kDim;
+    forward.read_index = forward.write_index = slots.get();
+    forward.o = o.get();
+    gdn2_backward_args backward{};
+    backward.tokens = tokens;
+    backward.sequences = sequences;
+    backward.cu_seqlens = cu_seqlens.get();
+    backward.key_heads = H;
+    backward.value_heads = backward.gate_heads = HV;
+    backward.key_dim = backward.value_dim = kDim;
+    backward.q = q.get();
+    backward.k = k.get();
+    backward.v = v.get();
+    backward.qkv_dtype = backward.d_o_dtype = backward.d_qkv_dtype = GDN_BF16;
+    backward.gate_dtype = GDN_BF16;
+    backward.q_token_stride = backward.k_token_stride = keys;
+    backward.d_q_token_stride = backward.d_k_token_stride = keys;
+    backward.v_token_stride = backward.d_o_token_stride = backward.d_v_token_stride = values;
+    backward.g = g.get();
+    backward.erase = erase.get();
+    backward.write = write.get();
+    backward.d_o = d_o.get();
+    backward.d_q = d_q.get();
+    backward.d_k = d_k.get();
+    backward.d_v = d_v.get();
+    backward.d_g = d_g.get();
+    backward.d_erase = d_erase.get();
+    backward.d_write = d_write.get();
+    size_t bytes = 0;
+    Must(gdn_gdn2_backward_workspace(&exec, &backward, &bytes));
+    const Buffer<uint8_t> workspace(static_cast<int64_t>(bytes));
+    exec.workspace = workspace.get();
+    exec.workspace_bytes = bytes;
+    const double forward_us =
+        timer_.Microseconds(options_.replays, [&] { Must(gdn_gdn2_prefill(&exec, &forward)); });
+    const double backward_us =
+        timer_.Microseconds(options_.replays, [&] { Must(gdn_gdn2_backward(&exec, &backward)); });
+    std::printf(
+        "GDN2, by tokens, %lld:%lld, %lldx%lld: prefill %.3f ms, backward %.3f ms, workspace "
+        "%.1f MiB\n",
+        static_cast<long long>(H), static_cast<long long>(HV), static_cast<long long>(sequences),
+        static_cast<long long>(length), 1e-3 * forward_us, 1e-3 * backward_us,
+        static_cast<double>(bytes) / (1 << 20));
+    std::fflush(stdout);
+  }
+
   const Options options_;
   const GraphTimer timer_;
 };
@@ -238,6 +339,8 @@ Options Parse(int argc, char** argv) {
       options.heads = Pairs(value, ':');
     } else if (name == "--replays") {
       options.replays = std::stoi(value);
+    } else if (name == "--gdn2") {
+      options.gdn2 = true;
     } else if (name == "--repeats") {
       options.repeats = std::stoi(value);
     } else {

@@ -17,6 +17,9 @@ gdn_fused_decode_args LayerOf(const gdn_fused_prefill_args& args) {
 
 gdn_status CheckCapacity(const char* op, const gdn_fused_prefill_args& args) {
   GDN_RETURN_IF_ERROR(CheckExtent(op, "tokens", args.tokens, 0));
+  GDN_CHECK_ARG(args.checkpoint_every >= 0 && args.checkpoint_every % 64 == 0, GDN_INVALID_ARGUMENT,
+                "%s: checkpoint_every must be 0 or a positive multiple of 64, got %lld", op,
+                static_cast<long long>(args.checkpoint_every));
   return CheckFusedShape(op, LayerOf(args));
 }
 
@@ -52,6 +55,10 @@ gdn_status gdn_fused_prefill(const gdn_exec* exec, const gdn_fused_prefill_args*
   GDN_RETURN_IF_ERROR(CheckFusedLayer(kOp, LayerOf(*args)));
   if (args->layer.rows == 0) return GDN_OK;
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "cu_seqlens", args->cu_seqlens));
+  if (args->checkpoint_every > 0) {
+    GDN_RETURN_IF_ERROR(CheckPointer(kOp, "checkpoint_begin", args->checkpoint_begin));
+    GDN_RETURN_IF_ERROR(CheckPointer(kOp, "checkpoint_slots", args->checkpoint_slots));
+  }
 #ifdef GDN_HAS_CUDA
   if (exec->backend == GDN_BACKEND_CUDA) {
     GDN_RETURN_IF_ERROR(CheckWorkspace(kOp, *exec, gdn::cuda::FusedPrefillWorkspace(*exec, *args)));

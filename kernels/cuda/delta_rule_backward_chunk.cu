@@ -71,7 +71,7 @@ bool IsAligned(const void* data, uintptr_t bytes) {
 bool MayCoverChunkedBackward(const gdn_delta_rule_backward_args& a) {
 #ifndef GDN_SM90A
   return false;
-#else
+#endif
   if (a.key_dim != a.value_dim) return false;
   if (a.key_dim != kDim && a.key_dim != kDim / 2) return false;
   if (a.qkv_dtype != GDN_BF16 && a.qkv_dtype != GDN_F16) return false;
@@ -85,7 +85,6 @@ bool MayCoverChunkedBackward(const gdn_delta_rule_backward_args& a) {
   constexpr int64_t kMaxHeads = 65535;
   return a.key_heads <= kMaxHeads && a.tokens <= INT32_MAX &&
          a.sequences <= INT32_MAX / 2 / a.value_heads;
-#endif
 }
 
 bool CoversChunkedBackward(const Device& device, const gdn_delta_rule_backward_args& a) {

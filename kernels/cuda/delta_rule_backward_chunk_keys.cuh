@@ -55,13 +55,29 @@ struct KeysShared {
 // The sum over a row of a warp's sum, of which four neighbouring lanes hold parts.
 __device__ inline float QuadSum(float x) { return LaneSum<3>(x); }
 
-// Two neighbouring elements of group t in a panel of a tile, in the layout of a sum.
-template <typename X>
-__device__ inline float2 ElementsAt(const uint16_t (&panel)[kPanelElements], int row, int t,
-                                    int lane) {
-  const char* const at = reinterpret_cast<const char*>(panel) + PanelOffset(row, t) + lane % 4 * 4;
-  return UnpackPair<X>(*reinterpret_cast<const uint32_t*>(at));
-}
+// The elements that a thread holds of a sum, in a panel of a tile: see wgmma.cuh.
+class SumElements {
+ public:
+  __device__ SumElements(const uint16_t (&panel)[kPanelElements], int row, int lane)
+      : row_(SharedAddress(panel) + static_cast<uint32_t>(row) * kPanelRowBytes +
+             static_cast<uint32_t>(lane % 4) * 4),
+        swizzle_(static_cast<uint32_t>(row % 8) * 16) {}
+  // Two neighbours of group t, in the thread's row or, kNext, the one 8 further.
+  template <typename X, bool kNext>
+  __device__ float2 At(int t) const {
+    uint32_t word;
+    asm volatile(
+        "ld.shared.b32 %0, [%1];"
+        : "=r"(word)
+        : "r"(row_ + (static_cast<uint32_t>(16 * t) ^ swizzle_) + (kNext ? 8 * kPanelRowBytes : 0))
+        : "memory");
+    return UnpackPair<X>(word);
+  }
+
+ private:
+  uint32_t row_;
+  uint32_t swizzle_;
+};
 
 template <typename X, int kPanels>
 class KeysBlock {
@@ -76,7 +92,7 @@ class KeysBlock {
         panel_(static_cast<int>(threadIdx.x) / kGroup % kPanels) {}
 
   __device__ void Run() {
-    if (threadIdx.x == 0) FindUnit(blockIdx.x, &shared_.unit[0]);
+    if (threadIdx.x < 32) FindUnit(blockIdx.x, &shared_.unit[0]);
     __syncthreads();
     if (At().unit < 0) return;
     LoadKeys();
@@ -104,32 +120,31 @@ class KeysBlock {
   static constexpr int64_t kStateBytes = kPanels * kPanels * kTileBytes;
 
   // Formed anew by each user: see Opaque().
-  __device__ static int Thread() { return Opaque(static_cast<int>(threadIdx.x)); }
+  __device__ static int Thread() {
+    return static_cast<int>(static_cast<unsigned>(Opaque(static_cast<int>(threadIdx.x))) %
+                            kThreads);
+  }
   __device__ static int Lane() { return Thread() % 32; }
   __device__ static int Warp() { return Thread() % kGroup / 32; }  // Of the warpgroup.
   __device__ static int Row() { return 16 * Warp() + Lane() / 4; }
 
-  // The first chunk at or after `unit`, for all threads after the next barrier.
+  // The first chunk at or after `unit`, for all threads after the next barrier. By one warp.
   __device__ void FindUnit(int64_t unit, KeysUnit* found) const {
     const int64_t units = ChunkSlots(a_.tokens, a_.sequences) * a_.key_heads;
     for (; unit < units; unit += gridDim.x) {
       const int64_t slot = unit / a_.key_heads;
       SlotChunk chunk;
-      if (ChunkOfSlot(a_.cu_seqlens, a_.sequences, slot, &chunk) && chunk.count > 0) {
-        found->unit = unit;
-        found->slot = slot;
-        found->key_head = unit - slot * a_.key_heads;
-        found->chunk = chunk;
-        return;
-      }
+      if (!ChunkOfSlot(a_.cu_seqlens, a_.sequences, slot, &chunk) || chunk.count == 0) continue;
+      if (threadIdx.x == 0) *found = {unit, slot, unit - slot * a_.key_heads, chunk};
+      return;
     }
-    found->unit = -1;
+    if (threadIdx.x == 0) found->unit = -1;
   }
   __device__ const KeysUnit& At() const { return shared_.unit[current_]; }
 
   __device__ void Head(int r) {
     const bool last = r + 1 == p_.ratio;
-    if (last && threadIdx.x == 0) FindUnit(At().unit + gridDim.x, &shared_.unit[current_ ^ 1]);
+    if (last && threadIdx.x < 32) FindUnit(At().unit + gridDim.x, &shared_.unit[current_ ^ 1]);
     WaitForCopies<0>();
     FenceForBulk();
     __syncthreads();
@@ -304,9 +319,13 @@ class KeysBlock {
     const uint64_t b = TileDescriptor(states[panel_]);
     ProductFence();
 #pragma unroll
-    for (int i = 0; i < 4 * kPanels; ++i) {
-      const uint64_t a = TileDescriptor(tile[i / 4]) + i % 4 * kNextColumns;
-      Products<X>::template N64<false, true>(d, a, b + i * kNextRows, i > 0);
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const uint64_t a = TileDescriptor(tile[panel]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        Products<X>::template N64<false, true>(d, a + i * kNextColumns,
+                                               b + (4 * panel + i) * kNextRows, panel + i > 0);
+      }
     }
     CommitProducts();
   }
@@ -326,38 +345,23 @@ class KeysBlock {
   // The sum += c d by rows; returns the products of d's rows with a tile's.
   __device__ void AddScaledRows(const float (&d)[32], const float (&c)[2],
                                 const uint16_t (&tile)[kPanels][kPanelElements], float (&dot)[2]) {
-    const int row = Row();
-    const int lane = Lane();
+    RowDots(d, tile, dot);
 #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      float part = 0.0f;
-#pragma unroll
-      for (int t = 0; t < 8; ++t) {
-        const float2 x = ElementsAt<X>(tile[panel_], row + 8 * v, t, lane);
-        const int i = 4 * t + 2 * v;
-        part = fmaf(d[i], x.x, part);
-        part = fmaf(d[i + 1], x.y, part);
-        sum_[i] = fmaf(c[v], d[i], sum_[i]);
-        sum_[i + 1] = fmaf(c[v], d[i + 1], sum_[i + 1]);
-      }
-      dot[v] = QuadSum(part);
-    }
+    for (int i = 0; i < 32; ++i) sum_[i] = fmaf(c[i / 2 % 2], d[i], sum_[i]);
   }
   __device__ void RowDots(const float (&d)[32], const uint16_t (&tile)[kPanels][kPanelElements],
                           float (&dot)[2]) const {
-    const int row = Row();
-    const int lane = Lane();
+    const SumElements elements(tile[panel_], Row(), Lane());
+    dot[0] = dot[1] = 0.0f;
 #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      float part = 0.0f;
-#pragma unroll
-      for (int t = 0; t < 8; ++t) {
-        const float2 x = ElementsAt<X>(tile[panel_], row + 8 * v, t, lane);
-        part = fmaf(d[4 * t + 2 * v], x.x, part);
-        part = fmaf(d[4 * t + 2 * v + 1], x.y, part);
-      }
-      dot[v] = QuadSum(part);
+    for (int t = 0; t < 8; ++t) {
+      const float2 x = elements.template At<X, false>(t);
+      const float2 y = elements.template At<X, true>(t);
+      dot[0] = fmaf(d[4 * t + 1], x.y, fmaf(d[4 * t], x.x, dot[0]));
+      dot[1] = fmaf(d[4 * t + 3], y.y, fmaf(d[4 * t + 2], y.x, dot[1]));
     }
+    dot[0] = QuadSum(dot[0]);
+    dot[1] = QuadSum(dot[1]);
   }
   // One of a row's sums, by its first lane.
   __device__ void PutRows(float (&to)[kChunk], float first, float second) const {
@@ -605,20 +609,25 @@ class KeysBlock {
     const int64_t stride = of_keys_ ? a_.d_k_token_stride : a_.d_q_token_stride;
     X* const out = static_cast<X*>(of_keys_ ? a_.d_k : a_.d_q) + At().key_head * kColumns +
                    panel_ * kPanelColumns + lane % 4 * 2;
+    const SumElements elements(tile[panel_], row, lane);
+    StoreRow<false>(elements, row, norm, dots, rstd, out, stride);
+    StoreRow<true>(elements, row + 8, norm, dots, rstd, out, stride);
+  }
+  template <bool kNext>
+  __device__ void StoreRow(const SumElements& elements, int i, bool norm,
+                           const float (&dots)[kPanels][kChunk], const float* rstd, X* out,
+                           int64_t stride) const {
+    if (i >= At().chunk.count) return;
+    const int64_t token = At().chunk.begin + i;
+    const float factor = norm ? rstd[token * a_.key_heads + At().key_head] : 1.0f;
+    const float dot = norm ? OverPanels(dots, i) : 0.0f;
+    out += token * stride;
 #pragma unroll
-    for (int v = 0; v < 2; ++v) {
-      const int i = row + 8 * v;
-      if (i >= At().chunk.count) continue;
-      const int64_t token = At().chunk.begin + i;
-      const float factor = norm ? rstd[token * a_.key_heads + At().key_head] : 1.0f;
-      const float dot = norm ? OverPanels(dots, i) : 0.0f;
-#pragma unroll
-      for (int t = 0; t < 8; ++t) {
-        const float2 x = ElementsAt<X>(tile[panel_], i, t, lane);
-        const float* const from = &sum_[4 * t + 2 * v];
-        *reinterpret_cast<uint32_t*>(out + token * stride + 8 * t) =
-            PackPair<X>(factor * fmaf(-x.x, dot, from[0]), factor * fmaf(-x.y, dot, from[1]));
-      }
+    for (int t = 0; t < 8; ++t) {
+      const float2 x = elements.template At<X, kNext>(t);
+      const int at = 4 * t + (kNext ? 2 : 0);
+      *reinterpret_cast<uint32_t*>(out + 8 * t) =
+          PackPair<X>(factor * fmaf(-x.x, dot, sum_[at]), factor * fmaf(-x.y, dot, sum_[at + 1]));
     }
   }
 

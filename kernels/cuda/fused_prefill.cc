@@ -171,6 +171,11 @@ gdn_status FusedPrefill(const gdn_exec& exec, const gdn_fused_prefill_args& args
                     a.v_offset == a.k_offset + a.key_heads * a.key_dim,
                 GDN_UNSUPPORTED_SHAPE,
                 "%s: for this shape q, k and v must be neighbouring columns of x", kOp);
+  GDN_CHECK_ARG(
+      args.checkpoint_every == 0, GDN_UNSUPPORTED_SHAPE,
+      "%s: checkpoints need a call that the tuned kernels cover: K = V = 128, W = 4, 16-bit "
+      "activations, use_qk_l2norm, columns and strides multiples of 8, an sm_90 device",
+      kOp);
   Scratch scratch;
   Divide(args, exec.workspace, &scratch);
   gdn_status status = RunSeparateIn(exec, args, scratch);

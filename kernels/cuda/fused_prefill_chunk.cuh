@@ -8,6 +8,7 @@
 #ifndef KERNELS_CUDA_FUSED_PREFILL_CHUNK_CUH_
 #define KERNELS_CUDA_FUSED_PREFILL_CHUNK_CUH_
 
+#include "gdn/kernels/fused_prefill.h"
 #include "kernels/cuda/delta_rule_chunk.cuh"
 
 namespace gdn::cuda::chunk {
@@ -27,6 +28,22 @@ struct InScalars {
 };
 __device__ inline float2 KeySizes(const InScalars&, int) { return make_float2(1.0f, 1.0f); }
 __device__ inline float KeySize(const InScalars&, int) { return 1.0f; }
+
+// Where the states after some of the chunks go.
+struct Checkpoints {
+  // The slot for the states after `chunks` whole chunks of a sequence; negative for none.
+  __device__ int64_t SlotAfter(int64_t sequence, int chunks) const {
+    if (every == 0 || chunks % every != 0) return -1;
+    return slots[begin[sequence] + chunks / every - 1];
+  }
+
+  int64_t every;  // In chunks; 0: there are none.
+  const int64_t* begin;
+  const int64_t* slots;
+};
+inline Checkpoints CheckpointsOf(const gdn_fused_prefill_args& args) {
+  return {args.checkpoint_every / kChunk, args.checkpoint_begin, args.checkpoint_slots};
+}
 
 constexpr int64_t kValueTileBytes = 2 * kPanelElements * 2;
 

@@ -36,24 +36,25 @@ struct Columns {
   bool exist;  // Otherwise those of another head, of which nothing may be written.
 };
 
-// The last kPast inputs before a sequence, and, in the pool, after it.
+// The last inputs before some token, oldest first.
+template <typename X>
+using Past = Vector<X>[kPast];
+
+// The last inputs before a sequence, and, in the pool, after it.
 template <typename X>
 __device__ inline void CarryState(const gdn_fused_decode_args& a, const SlotChunk& chunk,
-                                  const Columns<X>& at, Channels (&window)[kPast]) {
+                                  const Columns<X>& at, Past<X>& old) {
   const int64_t channels = (2 * a.key_heads + a.value_heads) * kDim;
   X* const state = static_cast<X*>(a.conv_state) + at.channel;
   const int64_t read = a.read_index[chunk.sequence];
   const int64_t write = a.write_index[chunk.sequence];
   const bool fresh = a.fresh != nullptr && a.fresh[chunk.sequence] != 0;
-  Vector<X> old[kPast] = {};
   if (!fresh) {
 #pragma unroll
     for (int j = 0; j < kPast; ++j) {
       old[j] = LoadVector(state + read * a.conv_slot_stride + j * channels);
     }
   }
-#pragma unroll
-  for (int j = 0; j < kPast; ++j) WidenAll(old[j], window[j]);
   if (chunk.length == 0 && read == write) return;
 #pragma unroll
   for (int j = 0; j < kPast; ++j) {
@@ -65,6 +66,19 @@ __device__ inline void CarryState(const gdn_fused_decode_args& a, const SlotChun
       entry = LoadVector(at.x + (chunk.begin + chunk.length - kPast + j) * a.x_token_stride);
     }
     StoreVector(state + write * a.conv_slot_stride + j * channels, entry);
+  }
+}
+
+// The inputs that a sequence would carry if it ended with this whole chunk, in a slot of the pool.
+template <typename X>
+__device__ inline void StoreCheckpoint(const gdn_fused_decode_args& a, const SlotChunk& chunk,
+                                       const Columns<X>& at, int64_t slot) {
+  const int64_t channels = (2 * a.key_heads + a.value_heads) * kDim;
+  X* const state = static_cast<X*>(a.conv_state) + at.channel + slot * a.conv_slot_stride;
+#pragma unroll
+  for (int j = 0; j < kPast; ++j) {
+    const int64_t token = chunk.begin + kChunk - kPast + j;
+    StoreVector(state + j * channels, LoadVector(at.x + token * a.x_token_stride));
   }
 }
 
@@ -113,14 +127,16 @@ __device__ inline void FetchInputs(const gdn_fused_decode_args& a, const SlotChu
 // The last inputs before the warp's tokens.
 template <typename X>
 __device__ inline void LoadPast(const gdn_fused_decode_args& a, const SlotChunk& chunk,
-                                const Columns<X>& at, int warp, Channels (&window)[kPast]) {
+                                const Columns<X>& at, int warp, Past<X>& past) {
   const int first = warp * kConvRows;
+#pragma unroll
+  for (int j = 0; j < kPast; ++j) past[j] = Vector<X>{};
   if (chunk.first + first == 0) {
-    if (at.exist) CarryState(a, chunk, at, window);
+    if (at.exist) CarryState(a, chunk, at, past);
   } else if (first < chunk.count) {
 #pragma unroll
     for (int j = 0; j < kPast; ++j) {
-      WidenAll(LoadVector(at.x + (chunk.begin + first - kPast + j) * a.x_token_stride), window[j]);
+      past[j] = LoadVector(at.x + (chunk.begin + first - kPast + j) * a.x_token_stride);
     }
   }
 }
@@ -128,9 +144,11 @@ __device__ inline void LoadPast(const gdn_fused_decode_args& a, const SlotChunk&
 // The warp's tokens of the lane's channels, in place: sink(row, y) makes 16 bytes of a token's
 // outputs, rounded to the layer's type and widened again. Rows past the sequence's end are zeros.
 template <typename X, typename Sink>
-__device__ inline void Convolve(const SlotChunk& chunk, const Filter& weight,
-                                Channels (&window)[kPast], int warp, int vector, char* tile,
-                                const Sink& sink) {
+__device__ inline void Convolve(const SlotChunk& chunk, const Filter& weight, const Past<X>& past,
+                                int warp, int vector, char* tile, const Sink& sink) {
+  Channels window[kPast];
+#pragma unroll
+  for (int j = 0; j < kPast; ++j) WidenAll(past[j], window[j]);
 #pragma unroll 1
   for (int stage = 0; stage < kConvRows; stage += kConvStage) {
     WaitForStage(stage / kConvStage);

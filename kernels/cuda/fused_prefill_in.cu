@@ -1,6 +1,7 @@
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/fused_prefill.h"
 #include "kernels/cuda/fused_prefill_conv.cuh"
+#include "kernels/cuda/fused_prefill_gates.cuh"
 #include "kernels/cuda/fused_prefill_matrices.cuh"
 #include "kernels/cuda/fused_prefill_stream.cuh"
 
@@ -19,6 +20,7 @@ constexpr int kSharedHeads = 4;  // Value heads whose gates are formed at once, 
 
 struct InParams {
   gdn_fused_prefill_args args;
+  Checkpoints checkpoints;
   float scale;
   int32_t ratio;
   int32_t parts;  // Items of a slot: key heads, then pairs of value heads.
@@ -36,38 +38,6 @@ struct alignas(1024) InShared {
   Solve solve;
   InScalars scalars[kSharedHeads];
 };
-
-// The gates of a value head's chunk, by a warp.
-template <typename X>
-__device__ inline void FormGates(const InParams& p, const SlotChunk& chunk, int head, int lane,
-                                 InScalars* to) {
-  const gdn_fused_decode_args& a = p.args.layer;
-  float g[2];
-  float beta[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int i = lane + 32 * half;
-    const X* const line = static_cast<const X*>(a.x) + (chunk.begin + i) * a.x_token_stride + head;
-    g[half] = beta[half] = 0.0f;
-    if (i < chunk.count) {
-      g[half] = LogDecay(Widen(line[a.a_offset]), a.dt_bias[head], a.a_log[head]);
-      beta[half] = WriteStrength(Widen(line[a.b_offset]), a.beta_scale);
-    }
-  }
-  float prefix[2];
-  const float end = PrefixSums(g, lane, prefix);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int i = lane + 32 * half;
-    const float decay = DecayBetween(prefix[half], 0.0f);
-    to->walk.query[i] = p.scale * decay;
-    to->walk.remembered[i] = __float2half_rn(beta[half] * decay);
-    to->walk.to_end[i] = __float2half_rn(DecayBetween(end, prefix[half]));
-    to->beta[i] = beta[half];
-    to->log_decay[i] = prefix[half];
-  }
-  if (lane == 0) to->walk.end = DecayBetween(end, 0.0f);
-}
 
 // The warpgroup that works on an item.
 struct Group {
@@ -107,6 +77,14 @@ __device__ inline Columns<X> ColumnsOf(const InParams& p, int part, int lane) {
   return at;
 }
 
+// The panel of the lane's columns: first inputs, then outputs.
+__device__ inline char* PanelOf(InShared& shared, bool is_key, int lane) {
+  const int panel = lane / 8;
+  // Queries are convolved first, and lie behind the keys.
+  return reinterpret_cast<char*>(&shared.keys) +
+         (is_key ? panel ^ 2 : panel) * int64_t{kPanelElements * 2};
+}
+
 template <typename X>
 __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int64_t slot,
                                  int key_head, const Columns<X>& columns, const Filter& filter,
@@ -117,20 +95,22 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
   const int lane = thread % 32;
   const int warp = thread / 32;
   Keys& keys = shared.keys;
-  char* const panel =
-      reinterpret_cast<char*>(lane < 16 ? keys.q[lane / 8 % 2] : keys.k[lane / 8 % 2]);
-  FetchInputs(a, chunk, columns, warp, lane % 8, SharedAddress(panel));
   const int first_head = key_head * p.ratio;
-  if (warp < p.ratio) FormGates<X>(p, chunk, first_head + warp, lane, &shared.scalars[warp]);
-  Channels window[kPast] = {};
-  LoadPast(a, chunk, columns, warp, window);
+  RawGates raw = {};
+  if (warp < p.ratio) raw = LoadGates<X>(a, chunk, first_head + warp, lane);
+  Past<X> past;
+  LoadPast(a, chunk, columns, warp, past);
   if (chunk.count == 0) return;  // Of an empty sequence nothing but its convolution state.
-  Convolve<X>(chunk, filter, window, warp, lane % 8, panel, [&](int, const Channels& y) {
-    float squares[2] = {};
+  if (warp < p.ratio)
+    FormGates(raw, a.beta_scale, p.scale, chunk.count, lane, &shared.scalars[warp]);
+  Convolve<X>(chunk, filter, past, warp, lane % 8, PanelOf(shared, true, lane),
+              [&](int, const Channels& y) {
+                float squares[2] = {};
 #pragma unroll
-    for (int e = 0; e < kVectorElements; ++e) squares[e % 2] = fmaf(y[e], y[e], squares[e % 2]);
-    return Scaled(y, rsqrtf(LaneSum<15>(squares[0] + squares[1]) + kQkNormEps));
-  });
+                for (int e = 0; e < kVectorElements; ++e)
+                  squares[e % 2] = fmaf(y[e], y[e], squares[e % 2]);
+                return Scaled(y, rsqrtf(LaneSum<15>(squares[0] + squares[1]) + kQkNormEps));
+              });
   FenceForBulk();
   group.Sync();
   if (thread == 0) {
@@ -156,7 +136,8 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
       if (thread == 0) WaitForBulkReads<0>();
       group.Sync();
       if (r + warp < p.ratio) {
-        FormGates<X>(p, chunk, first_head + r + warp, lane, &shared.scalars[warp]);
+        raw = LoadGates<X>(a, chunk, first_head + r + warp, lane);
+        FormGates(raw, a.beta_scale, p.scale, chunk.count, lane, &shared.scalars[warp]);
       }
       group.Sync();
     }
@@ -195,21 +176,20 @@ __device__ inline void ValuesBlock(const InParams& p, const SlotChunk& chunk, in
   const int thread = group.thread;
   const int lane = thread % 32;
   const int warp = thread / 32;
-  char* const panel = reinterpret_cast<char*>(&shared.keys) + lane / 8 * (kValueTileBytes / 2);
-  FetchInputs(a, chunk, columns, warp, lane % 8, SharedAddress(panel));
   float(&betas)[2][kChunk] = reinterpret_cast<float(&)[2][kChunk]>(shared.scalars);
   const int gate_head = 2 * pair + thread / kChunk;
   const int token = thread % kChunk;
+  float raw = 0.0f;
   if (gate_head < a.value_heads && token < chunk.count) {
     const X* const line = static_cast<const X*>(a.x) + (chunk.begin + token) * a.x_token_stride;
-    betas[thread / kChunk][token] =
-        WriteStrength(Widen(line[a.b_offset + gate_head]), a.beta_scale);
+    raw = Widen(line[a.b_offset + gate_head]);
   }
-  Channels window[kPast] = {};
-  LoadPast(a, chunk, columns, warp, window);
+  Past<X> past;
+  LoadPast(a, chunk, columns, warp, past);
   if (chunk.count == 0) return;
+  betas[thread / kChunk][token] = a.beta_scale * FastSigmoid(raw);
   group.Sync();
-  Convolve<X>(chunk, filter, window, warp, lane % 8, panel,
+  Convolve<X>(chunk, filter, past, warp, lane % 8, PanelOf(shared, false, lane),
               [&](int row, const Channels& y) { return Scaled(y, betas[lane / 16][row]); });
   FenceForBulk();
   group.Sync();
@@ -233,7 +213,17 @@ __device__ inline void DoItem(const InParams& p, int part, const Find& find, InS
   int64_t slot;
   SlotChunk chunk;
   if (!find(&slot, &chunk)) return;
-  if (a.read_index[chunk.sequence] < 0 || a.write_index[chunk.sequence] < 0) return;
+  const int lane = group.thread % 32;
+  FetchInputs(a, chunk, columns, group.thread / 32, lane % 8,
+              SharedAddress(PanelOf(shared, part < a.key_heads, lane)));
+  if (a.read_index[chunk.sequence] < 0 || a.write_index[chunk.sequence] < 0) {
+    WaitForCopies<0>();
+    return;
+  }
+  if (p.checkpoints.every != 0 && group.thread < 32 && columns.exist && chunk.count == kChunk) {
+    const int64_t to = p.checkpoints.SlotAfter(chunk.sequence, chunk.first / kChunk + 1);
+    if (to >= 0) StoreCheckpoint(a, chunk, columns, to);
+  }
   if (part < a.key_heads) {
     KeysBlock<X>(p, chunk, slot, part, columns, filter, shared, group);
   } else {
@@ -268,31 +258,34 @@ __global__ void __launch_bounds__(kBlocks* kGroup, 1)
     StreamKernel(const __grid_constant__ InParams p) {
   AllowNextKernel();
   extern __shared__ char raw[];
-  __shared__ uint32_t tickets[kBlocks];
+  __shared__ uint32_t tickets[2][kBlocks];
   const int thread = static_cast<int>(threadIdx.x);
   const Group group = {thread / kGroup, thread % kGroup};
   InShared& shared = SharedOf(raw, group.index);
   ChunkOrder order(p.args.cu_seqlens, static_cast<int>(p.args.layer.rows));
-  for (;;) {
-    if (group.thread == 0) tickets[group.index] = atomicAdd(p.ticket, 1u);
-    group.Sync();
-    const uint32_t ticket = tickets[group.index];
-    const auto parts = static_cast<uint32_t>(p.parts);
-    const int part = static_cast<int>(ticket % parts);
+  const auto parts = static_cast<uint32_t>(p.parts);
+  if (group.thread == 0) tickets[0][group.index] = atomicAdd(p.ticket, 1u);
+  group.Sync();
+  for (int turn = 0;; turn ^= 1) {
+    const uint32_t ticket = tickets[turn][group.index];
     int64_t slot;
     SlotChunk chunk;
     if (!order.Find(static_cast<int>(ticket / parts), &slot, &chunk)) return;
+    uint32_t next = 0;
+    if (group.thread == 0) next = atomicAdd(p.ticket, 1u);  // Arrives in time for the next turn.
     const auto find = [&](int64_t* to_slot, SlotChunk* to_chunk) {
       *to_slot = slot;
       *to_chunk = chunk;
       return true;
     };
+    const int part = static_cast<int>(ticket % parts);
     DoItem<X>(p, part, find, shared, group);
+    if (group.thread == 0) tickets[turn ^ 1][group.index] = next;
+    group.Sync();
     if (group.thread == 0) {
       WaitForBulkStores();
       Publish(p.ready + slot * parts + part);
     }
-    group.Sync();
   }
 }
 
@@ -320,6 +313,7 @@ gdn_status LaunchWayIn(const gdn_exec& exec, const gdn_fused_prefill_args& args,
   const gdn_fused_decode_args& a = args.layer;
   InParams p;
   p.args = args;
+  p.checkpoints = CheckpointsOf(args);
   p.scale = OutputScale(a.scale);
   p.ratio = static_cast<int32_t>(a.value_heads / a.key_heads);
   p.parts = static_cast<int32_t>(ChunkItems(a.key_heads, a.value_heads));

@@ -28,17 +28,38 @@ __device__ inline void Publish(uint32_t* ready) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(ready), "r"(1) : "memory");
 }
 
-// By the thread that will have the copy engine load items.
-__device__ inline void WaitForItems(const uint32_t* first, const uint32_t* second) {
+// How many of a head's `most` next chunks are there, at least one: waits for it. By the thread that
+// will have the copy engine load them. A chunk is two items, a slot's items are `items` apart.
+__device__ inline int WaitForChunks(const uint32_t* first, const uint32_t* second, int64_t items,
+                                    int most) {
+  constexpr int kAtOnce = 4;
+  int count = 0;
   for (;;) {
-    uint32_t a;
-    uint32_t b;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(a) : "l"(first) : "memory");
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(b) : "l"(second) : "memory");
-    if ((a & b) != 0) break;
+    uint32_t ready[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t at = (i < most ? i : 0) * items;
+      uint32_t other;
+      asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
+                   : "=r"(ready[i])
+                   : "l"(first + at)
+                   : "memory");
+      asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
+                   : "=r"(other)
+                   : "l"(second + at)
+                   : "memory");
+      ready[i] &= other;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (count == i && i < most && ready[i] != 0) ++count;
+    }
+    if (count > 0) break;
     __nanosleep(100);
   }
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
   FenceGlobalForBulk();
+  return count;
 }
 
 // All chunks in the order in which walks that start together need them: the first of each sequence,

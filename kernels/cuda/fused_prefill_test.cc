@@ -46,10 +46,16 @@ struct PrefillCall : FusedCall {
     args.tokens = tokens();
     args.cu_seqlens = cu_seqlens.data();
     args.layer = Args();
+    args.checkpoint_every = checkpoint_every;
+    args.checkpoint_begin = checkpoint_begin.data();
+    args.checkpoint_slots = checkpoint_slots.data();
     return args;
   }
 
   std::vector<int32_t> cu_seqlens;
+  int64_t checkpoint_every = 0;
+  std::vector<int64_t> checkpoint_begin;
+  std::vector<int64_t> checkpoint_slots;
 };
 
 // Of a call that the tuned kernels cover.
@@ -97,9 +103,13 @@ PrefillCall Result(const PrefillCall& before, const cuda::PrefillPlan& plan = kA
   PrefillCall call = before;
   const DeviceCall device(call);
   const DeviceBuffer cu(call.cu_seqlens);
+  const DeviceBuffer begin(call.checkpoint_begin);
+  const DeviceBuffer slots(call.checkpoint_slots);
   gdn_fused_prefill_args args = call.PrefillArgs();
   args.cu_seqlens = cu.get<int32_t>();
   args.layer = device.args;
+  args.checkpoint_begin = begin.get<int64_t>();
+  args.checkpoint_slots = slots.get<int64_t>();
   Launch(args, plan);
   device.Download(call);
   return call;
@@ -273,6 +283,104 @@ TEST_F(FusedPrefill, ASequenceAloneAndAmongOthersIsTheSameBits) {
     EXPECT_EQ(call.state.Slice(slot, slot + shape.state_stride()),
               together.state.Slice(slot, slot + shape.state_stride()));
   }
+}
+
+// The first `length` tokens of sequence i alone.
+PrefillCall PrefixResult(const PrefillCall& before, int64_t i, int64_t length) {
+  const FusedShape& shape = before.shape;
+  PrefillCall call = before;
+  const DeviceCall device(call);
+  const int64_t first = call.cu_seqlens[i];
+  const DeviceBuffer cu(std::vector<int32_t>{0, static_cast<int32_t>(length)});
+  gdn_fused_prefill_args args = call.PrefillArgs();
+  args.tokens = length;
+  args.cu_seqlens = cu.get<int32_t>();
+  args.layer = device.args;
+  args.layer.rows = 1;
+  args.layer.x = device.x.get<char>() + first * shape.x_stride() * 2;
+  args.layer.y = device.y.get<char>() + first * shape.y_stride() * 2;
+  args.layer.read_index += i;
+  args.layer.write_index += i;
+  args.layer.fresh += i;
+  args.checkpoint_every = 0;
+  Launch(args, kAuto);
+  device.Download(call);
+  return call;
+}
+
+TEST_F(FusedPrefill, CheckpointsAreTheStatesAfterPrefixes) {
+  for (int64_t every : {64, 128}) {
+    FusedShape shape = Shape(1, 3);
+    shape.spare_slots = 12;
+    PrefillCall before(shape, {200, 64, 63, 0, 0, 330, 128});  // Row 3 is padding.
+    const PrefillCall plain = Result(before);
+    before.checkpoint_every = every;
+    std::vector<bool> used(shape.slots() + 2 * before.shape.rows, false);
+    for (int64_t i = 0; i < before.shape.rows; ++i) {
+      if (!before.Padding(i)) used[before.read[i]] = used[before.write[i]] = true;
+    }
+    int64_t next = 0;
+    for (int64_t i = 0; i < before.shape.rows; ++i) {
+      before.checkpoint_begin.push_back(static_cast<int64_t>(before.checkpoint_slots.size()));
+      const int64_t length = before.cu_seqlens[i + 1] - before.cu_seqlens[i];
+      for (int64_t j = 0; j < length / every; ++j) {
+        while (used[next]) ++next;
+        ASSERT_LT(next, before.shape.slots());
+        // One of them is not wanted.
+        before.checkpoint_slots.push_back(i == 5 && j == 1 ? -1 : next++);
+      }
+    }
+    PrefillCall got = Result(before);
+    EXPECT_TRUE(got.y.bytes() == plain.y.bytes());
+    for (const cuda::PrefillPlan& plan : {kWhole, kHalves, kWholeStream, kHalvesStream}) {
+      ExpectSameBits(Result(before, plan), got);
+    }
+    // Each is what the prefix alone leaves; with them put back, nothing else differs.
+    const int64_t state = shape.values() * shape.key_dim;
+    const int64_t conv = 3 * shape.channels();
+    for (int64_t i = 0; i < before.shape.rows; ++i) {
+      const int64_t length = before.cu_seqlens[i + 1] - before.cu_seqlens[i];
+      for (int64_t j = 0; j < length / every; ++j) {
+        const int64_t slot = before.checkpoint_slots[before.checkpoint_begin[i] + j];
+        if (slot < 0) continue;
+        const PrefillCall prefix = PrefixResult(before, i, (j + 1) * every);
+        const int64_t from = before.write[i];
+        const int64_t stride = shape.state_stride();
+        const int64_t conv_stride = shape.conv_stride();
+        EXPECT_EQ(got.state.Slice(slot * stride, slot * stride + state),
+                  prefix.state.Slice(from * stride, from * stride + state))
+            << i << ", " << j;
+        EXPECT_EQ(got.conv_state.Slice(slot * conv_stride, slot * conv_stride + conv),
+                  prefix.conv_state.Slice(from * conv_stride, from * conv_stride + conv))
+            << i << ", " << j;
+        for (int64_t e = 0; e < state; ++e) {
+          got.state.Set(slot * stride + e, plain.state.Get(slot * stride + e));
+        }
+        for (int64_t e = 0; e < conv; ++e) {
+          got.conv_state.Set(slot * conv_stride + e, plain.conv_state.Get(slot * conv_stride + e));
+        }
+      }
+    }
+    const FusedErrors errors = Compare(before, got, plain);
+    EXPECT_EQ(errors.slots_touched + errors.conv_differs + errors.pads_touched, 0);
+    EXPECT_EQ(errors.state, 0.0);
+  }
+  // Only the tuned kernels have them.
+  FusedShape odd = Shape();
+  odd.value_dim = 64;
+  PrefillCall call(odd, {70});
+  call.checkpoint_every = 64;
+  call.checkpoint_begin = {0};
+  call.checkpoint_slots = {-1};
+  const gdn_fused_prefill_args args = call.PrefillArgs();
+  const Stream stream;
+  gdn_exec exec = stream.Exec();
+  size_t bytes = 0;
+  ASSERT_EQ(gdn_fused_prefill_workspace(&exec, &args, &bytes), GDN_OK) << gdn_last_error();
+  const DeviceBuffer workspace(bytes);
+  exec.workspace = workspace.get();
+  exec.workspace_bytes = bytes;
+  EXPECT_EQ(gdn_fused_prefill(&exec, &args), GDN_UNSUPPORTED_SHAPE);
 }
 
 TEST_F(FusedPrefill, RepeatsAreTheSameBits) {

@@ -18,9 +18,9 @@ constexpr int kThreads = kGroup*(1 + kOutputs<kStates> + kStates);
 template <int kStates>
 constexpr int kStateRegisters = kStates == 2 ? 192 : 240;
 template <int kStates>
-constexpr int kOutputRegisters = 104;
+constexpr int kOutputRegisters = kStates == 2 ? 88 : 112;
 template <int kStates>
-constexpr int kLoadRegisters = 24;
+constexpr int kLoadRegisters = 40;
 
 template <typename X, int kStates, bool kPlain>
 __global__ void __launch_bounds__(kThreads<kStates>, 1)
@@ -131,6 +131,7 @@ gdn_status LaunchWalk(const gdn_exec& exec, const Device& device,
                       const PrefillPlan& plan) {
   const gdn_fused_decode_args& a = args.layer;
   WalkParams p{};
+  p.checkpoints = CheckpointsOf(args);
   p.args.sequences = a.rows;
   p.args.cu_seqlens = args.cu_seqlens;
   p.args.key_heads = a.key_heads;

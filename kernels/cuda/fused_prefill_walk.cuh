@@ -27,6 +27,7 @@ struct WalkParams : Params {
   const char* scalars;
   const uint32_t* ready;  // Of the items, where they come one by one; or NULL.
   int64_t items;          // Of a slot.
+  Checkpoints checkpoints;
 };
 
 // A chunk's output as FP32, 64 tokens of 64 columns, in place of its queries and values: see
@@ -93,7 +94,7 @@ __device__ inline void ArriveOnce(ArrivalBarrier& barrier, int lane) {
   if (lane == 0) barrier.Arrive();
 }
 
-// Where a chunk's parts lie, once they are there.
+// Where a chunk's parts lie.
 template <int kStates>
 struct ChunkParts {
   static constexpr uint32_t kKeyBytes = sizeof(Keys) / 2;
@@ -101,10 +102,6 @@ struct ChunkParts {
 
   __device__ ChunkParts(const WalkParams& p, const Cursor& at) {
     const int64_t chunk = ChunkSlot(at.begin, at.sequence, at.first / kChunk);
-    if (p.ready != nullptr) {
-      const uint32_t* const items = p.ready + chunk * p.items;
-      WaitForItems(items + at.head / p.ratio, items + p.args.key_heads + at.head / 2);
-    }
     const int64_t value_head = chunk * p.args.value_heads + at.head;
     keys = p.keys + (chunk * p.args.key_heads + at.head / p.ratio) * int64_t{sizeof(Keys)};
     values = p.values + value_head * kValueTileBytes + at.part * int64_t{kValueBytes};
@@ -140,7 +137,14 @@ __device__ inline void LoadRole(const WalkParams& p, WalkShared<kStates>& shared
   if (p.ready == nullptr) WaitForPreviousKernel();
   Cursor at;
   bool more = EnterChunks<kParts>(p, static_cast<int>(blockIdx.x), &at);
+  int known = 0;  // Chunks of the unit that are known to be there, where they come one by one.
   for (uint32_t n = 0; more; ++n, more = NextChunk<kParts>(p, &at)) {
+    if (at.first == 0) known = 0;
+    if (p.ready != nullptr && at.first / kChunk == known) {
+      const uint32_t* const items = p.ready + ChunkSlot(at.begin, at.sequence, known) * p.items;
+      known += WaitForChunks(items + at.head / p.ratio, items + p.args.key_heads + at.head / 2,
+                             p.items, (at.length - at.first + kChunk - 1) / kChunk);
+    }
     const Chunk chunk(p, at);
     if (at.first == 0) {
       Cursor next;

@@ -26,15 +26,19 @@ class WalkOutput {
         half_(kStates == 2 ? lane_ / 8 % 2 : 0) {}
 
   __device__ void Run() {
-    Cursor at;
-    for (int unit = static_cast<int>(blockIdx.x); Enter<kParts>(p_, unit, &at);
-         unit += static_cast<int>(gridDim.x)) {
-      if (at.length == 0) continue;
-      column_ = (kStates == 2 ? half_ : at.part) * kPanelColumns + lane_ % 8 * kVectorElements;
+    // A block takes the same part of all of its heads.
+    column_ = (kStates == 2 ? half_ : static_cast<int>(blockIdx.x) % kParts) * kPanelColumns +
+              lane_ % 8 * kVectorElements;
 #pragma unroll
-      for (int e = 0; e < kVectorElements; ++e) {
-        weight_[e] = a_.norm_weight[column_ + e] + (a_.zero_centered != 0 ? 1.0f : 0.0f);
-      }
+    for (int e = 0; e < kVectorElements; ++e) {
+      weight_[e] = a_.norm_weight[column_ + e] + (a_.zero_centered != 0 ? 1.0f : 0.0f);
+    }
+    Cursor at;
+    const int step = static_cast<int>(gridDim.x);
+    for (int unit = static_cast<int>(blockIdx.x); Enter<kParts>(p_, unit, &at); unit += step) {
+      Cursor next;
+      if (Enter<kParts>(p_, unit + step, &next)) PrefetchGates(next, 0);
+      if (at.length == 0) continue;
       if (IsPadding(p_.args, at.sequence)) {
         StoreZeros(at);
       } else {
@@ -47,8 +51,8 @@ class WalkOutput {
   static constexpr int kParts = 2 / kStates;
   static constexpr int kThreads = kOutputs<kStates> * kGroup;
   static constexpr int kRowsAtOnce = kThreads / (8 * kStates);
-  static constexpr int kTurns =
-      kStates == 2 ? 4 : 2;  // Rows of a lane at once, which cover for each other's waits.
+  // Rows of a lane at once, which cover for each other's waits.
+  static constexpr int kTurns = kStates == 2 ? 4 : 2;
   static constexpr int kBatch = kTurns * kRowsAtOnce;
   static_assert(kRowsAtOnce % 8 == 0);  // OutputPlace is that of the lane's first row.
 
@@ -92,7 +96,6 @@ class WalkOutput {
     uint4 gate[kTurns];
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) gate[i] = LoadGate(gates, i, left);
-    PrefetchGates(at, 0);
     for (int first = 0; first < at.length; first += kChunk, ++n_) {
       PrefetchGates(at, first + kChunk);
       WaitFor(shared_.output, n_);
@@ -106,6 +109,11 @@ class WalkOutput {
 #pragma unroll
         for (int i = 0; i < kTurns; ++i) sums[i] = Squares(o[i]);
         SumOverLanes(sums);
+        if (rows + kBatch == kChunk) {
+          // All of the output is in registers.
+          FenceForBulk();
+          ArriveOnce(shared_.rest_done[n_ % kSlots], lane_);
+        }
         if constexpr (kStates == 1) Exchange(sums);
 #pragma unroll
         for (int i = 0; i < kTurns; ++i) {
@@ -118,8 +126,6 @@ class WalkOutput {
         lines += kBatch * a_.y_token_stride;
         left -= kBatch;
       }
-      FenceForBulk();
-      ArriveOnce(shared_.rest_done[n_ % kSlots], lane_);
     }
   }
 

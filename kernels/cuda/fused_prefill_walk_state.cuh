@@ -31,7 +31,7 @@ class WalkState {
       const int64_t rows = (at.head * 2 + (kStates == 2 ? which_ : at.part)) * kHalfHead;
       float s[64];
       ReadSlot(a, fresh ? -1 : read * a.state_slot_stride + rows, place_, s);
-      Walk((at.length + kChunk - 1) / kChunk, s);
+      Walk(at, rows, s);
       WriteSlot(a, write * a.state_slot_stride + rows, place_, s);
     }
   }
@@ -67,8 +67,9 @@ class WalkState {
     ArriveOnce(shared_.output[n % kSlots], lane);
   }
 
-  // All chunks of a unit.
-  __device__ void Walk(int chunks, float (&s)[64]) {
+  // All chunks of a unit, whose rows of the state begin at `rows` of a slot.
+  __device__ void Walk(const Cursor& at, int64_t rows, float (&s)[64]) {
+    const int chunks = (at.length + kChunk - 1) / kChunk;
     float o[32];
     float d[32];
 #pragma unroll
@@ -183,6 +184,10 @@ class WalkState {
       ToOperand<0>(s, operand);
       WaitForProducts<0>();
       Pin(o);
+      if (p_.checkpoints.every != 0 && (c + 1) * kChunk <= at.length) {
+        const int64_t to = p_.checkpoints.SlotAfter(at.sequence, c + 1);
+        if (to >= 0) WriteSlot(p_.args, to * p_.args.state_slot_stride + rows, place_, s);
+      }
     }
     if (chunks > 0) Finish(n_ - 1, o);
   }

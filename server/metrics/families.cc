@@ -149,7 +149,11 @@ Families::Families(const std::string& version) {
                           .Help("State slots, by what they are used for.")
                           .Register(registry),
                       "state", kSlotStateNames);
-  state_bytes = AddGauge(registry, "gdn_state_bytes", "State held by the slots that are not free.");
+  state_bytes = AddChildren(prometheus::BuildGauge()
+                                .Name("gdn_state_bytes")
+                                .Help("Bytes of the state slots, by what they are used for.")
+                                .Register(registry),
+                            "state", kSlotStateNames);
   evictions = AddChildren(prometheus::BuildCounter()
                               .Name("gdn_session_evictions_total")
                               .Help("Sessions ended by the server, by reason.")

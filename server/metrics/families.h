@@ -68,7 +68,7 @@ struct Families {
 
   prometheus::Gauge* sessions;
   Children<prometheus::Gauge, kSlotStateNames.size()> slots;
-  prometheus::Gauge* state_bytes;
+  Children<prometheus::Gauge, kSlotStateNames.size()> state_bytes;
   prometheus::Counter* checksum_failures;
   Children<prometheus::Counter, kEvictionNames.size()> evictions;
   prometheus::Counter* nonfinite;

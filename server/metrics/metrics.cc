@@ -60,9 +60,8 @@ struct Metrics::Impl final : prometheus::Collectable {
                              levels.slots_reserved};
     for (size_t i = 0; i < kSlotStateNames.size(); ++i) {
       families.slots[i]->Set(static_cast<double>(slots[i]));
+      families.state_bytes[i]->Set(static_cast<double>(slots[i] * state_bytes_per_slot));
     }
-    const int64_t used = levels.slots_live + levels.slots_in_flight + levels.slots_reserved;
-    families.state_bytes->Set(static_cast<double>(used * state_bytes_per_slot));
   }
 
   Families families;

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <set>
 #include <sstream>
@@ -261,7 +262,10 @@ TEST_F(MetricsTest, LevelsAreGaugesAndFreshAtEachScrape) {
   EXPECT_EQ(Value("gdn_state_slots{state=\"live\"}"), 7);
   EXPECT_EQ(Value("gdn_state_slots{state=\"in_flight\"}"), 8);
   EXPECT_EQ(Value("gdn_state_slots{state=\"reserved\"}"), 1);
-  EXPECT_EQ(Value("gdn_state_bytes"), 16'000);
+  EXPECT_EQ(Value("gdn_state_bytes{state=\"free\"}"), 6'000);
+  EXPECT_EQ(Value("gdn_state_bytes{state=\"live\"}"), 7'000);
+  EXPECT_EQ(Value("gdn_state_bytes{state=\"in_flight\"}"), 8'000);
+  EXPECT_EQ(Value("gdn_state_bytes{state=\"reserved\"}"), 1'000);
   metrics_.SetLevelsSource([] { return engine::Levels{.running_streams = 42}; });
   EXPECT_EQ(Value("gdn_running_streams"), 42);
   EXPECT_EQ(Value("gdn_queue_depth"), 0);
@@ -277,6 +281,31 @@ TEST_F(MetricsTest, AClockThatGoesBackDoesNotSpoilSums) {
   EXPECT_EQ(Value("gdn_time_to_first_token_seconds_sum"), 1);
   EXPECT_EQ(Value("gdn_time_to_first_token_seconds_count"), 2);
   EXPECT_EQ(Value("gdn_stream_blocked_seconds_total"), 0);
+}
+
+// Times that an operator would tell apart lie in different buckets: kernels up to a millisecond by
+// factors of 2.5, tokens up to ten seconds by factors of 1.6.
+TEST_F(MetricsTest, BucketsTellKernelsAndTokensApart) {
+  const auto distinct = [this](const std::string& series, double from_ns, double to_ns,
+                               double factor, const std::function<void(int64_t)>& observe) {
+    std::set<std::map<std::string, double>> seen;
+    size_t times = 0;
+    for (double ns = from_ns; ns < to_ns; ns *= factor, ++times) {
+      std::map<std::string, double> moved;
+      const auto before = Parse(metrics_.Text());
+      observe(static_cast<int64_t>(ns));
+      for (const auto& [name, value] : Parse(metrics_.Text())) {
+        if (name.starts_with(series)) moved[name] = value - before.at(name);
+      }
+      EXPECT_GT(moved.size(), 5u) << series;
+      seen.insert(moved);
+    }
+    EXPECT_EQ(seen.size(), times) << series;
+  };
+  distinct("gdn_kernel_duration_seconds_bucket{op=\"matmul\",phase=\"decode\"", 900, 1e6, 2.5,
+           [this](int64_t ns) { metrics_.OnKernel("matmul", pipeline::Phase::kDecode, ns); });
+  distinct("gdn_inter_token_latency_seconds_bucket", 90e3, 10e9, 1.6,
+           [this](int64_t ns) { metrics_.OnInterToken(ns); });
 }
 
 TEST_F(MetricsTest, BucketBoundsAreShortDecimals) {

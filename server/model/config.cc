@@ -127,7 +127,12 @@ absl::StatusOr<ParsedConfig> ParseConfig(const Document& config,
   GDN_RETURN_IF_ERROR(CheckFeatures(root, text));
   GDN_RETURN_IF_ERROR(ParseDims(text, &spec));
   GDN_RETURN_IF_ERROR(ParseGdnDims(text, &spec.gdn));
-  GDN_ASSIGN_OR_RETURN(spec.layer_types, ParseLayerTypes(text, spec.num_layers));
+  if (spec.model_type == kGdn2ModelType) {
+    GDN_ASSIGN_OR_RETURN(spec.layer_types, ParseGdn2LayerTypes(text, spec.num_layers));
+    GDN_RETURN_IF_ERROR(ParseGdn2Keys(text, &spec));
+  } else {
+    GDN_ASSIGN_OR_RETURN(spec.layer_types, ParseLayerTypes(text, spec.num_layers));
+  }
   GDN_ASSIGN_OR_RETURN(spec.output_gate, ParseOutputGate(text));
 
   GDN_ASSIGN_OR_RETURN(std::optional<bool> tied, GetBool(root, "tie_word_embeddings"));
@@ -146,7 +151,7 @@ absl::StatusOr<ParsedConfig> ParseConfig(const Document& config,
     token_sources.push_back(&generation);
   }
   GDN_RETURN_IF_ERROR(ParseTokenIds(token_sources, &spec));
-  parsed.unknown_keys = UnknownKeys(root, text);
+  parsed.unknown_keys = UnknownKeys(root, text, spec);
   return parsed;
 }
 

@@ -13,6 +13,7 @@ constexpr const char* kTextModelType = "qwen3_5_text";
 constexpr const char* kWrapperModelType = "qwen3_5";
 constexpr const char* kTextArchitecture = "Qwen3_5ForCausalLM";
 constexpr const char* kWrapperArchitecture = "Qwen3_5ForConditionalGeneration";
+constexpr const char* kGdn2Architecture = "Gdn2ForCausalLM";
 
 // Families that hold delta-rule layers but not in this format. Known by name so that the message
 // can say so; any other name is refused just the same.
@@ -32,10 +33,11 @@ absl::Status UnsupportedModelType(const JsonObject& object, const std::string& t
                    "; supported: ", SupportedModels()));
 }
 
-absl::Status CheckArchitecture(const JsonObject& root, const char* fallback, ModelSpec* spec) {
+// `own` is what a file of this model_type names itself where it says nothing.
+absl::Status CheckArchitecture(const JsonObject& root, const std::string& own, ModelSpec* spec) {
   const Json* member = root.Find("architectures");
   if (member == nullptr) {
-    spec->architecture = fallback;
+    spec->architecture = own;
     return absl::OkStatus();
   }
   const Json::Array* items = member->As<Json::Array>();
@@ -43,9 +45,9 @@ absl::Status CheckArchitecture(const JsonObject& root, const char* fallback, Mod
     return FieldError(root, "architectures", "a list with the name of a class", member);
   }
   spec->architecture = *items->front().As<std::string>();
-  if (spec->architecture == kTextArchitecture || spec->architecture == kWrapperArchitecture) {
-    return absl::OkStatus();
-  }
+  const bool either =
+      spec->architecture == kTextArchitecture || spec->architecture == kWrapperArchitecture;
+  if (own == kGdn2Architecture ? spec->architecture == own : either) return absl::OkStatus();
   return absl::UnimplementedError(
       absl::StrCat(root.name, ": architecture ", Quoted(spec->architecture),
                    " is not supported; supported: ", SupportedModels()));
@@ -56,8 +58,9 @@ absl::Status CheckArchitecture(const JsonObject& root, const char* fallback, Mod
 std::string SupportedModels() {
   return absl::StrCat("model_type ", kTextModelType, " (", kTextArchitecture, "), or ",
                       kWrapperModelType, " (", kWrapperArchitecture, ") with a text_config of ",
-                      kTextModelType,
-                      "; linear_attention layers only; unquantised F32, BF16 or F16");
+                      kTextModelType, ", linear_attention layers only; or ", kGdn2ModelType, " (",
+                      kGdn2Architecture,
+                      "), gdn2 and linear_attention layers; unquantised F32, BF16 or F16");
 }
 
 absl::StatusOr<JsonObject> SelectTextConfig(const JsonObject& root, ModelSpec* spec) {
@@ -67,10 +70,14 @@ absl::StatusOr<JsonObject> SelectTextConfig(const JsonObject& root, ModelSpec* s
         root.name, ": model_type: expected a string, got nothing; supported: ", SupportedModels()));
   }
   const bool wrapper = type == kWrapperModelType;
-  if (!wrapper && type != kTextModelType) return UnsupportedModelType(root, type);
-  GDN_RETURN_IF_ERROR(
-      CheckArchitecture(root, wrapper ? kWrapperArchitecture : kTextArchitecture, spec));
-  spec->model_type = kTextModelType;
+  const bool gdn2 = type == kGdn2ModelType;
+  if (!wrapper && !gdn2 && type != kTextModelType) return UnsupportedModelType(root, type);
+  GDN_RETURN_IF_ERROR(CheckArchitecture(root,
+                                        wrapper ? kWrapperArchitecture
+                                        : gdn2  ? kGdn2Architecture
+                                                : kTextArchitecture,
+                                        spec));
+  spec->model_type = gdn2 ? kGdn2ModelType : kTextModelType;
 
   GDN_ASSIGN_OR_RETURN(const JsonObject text, GetObject(root, "text_config"));
   if (!wrapper) {
@@ -78,7 +85,7 @@ absl::StatusOr<JsonObject> SelectTextConfig(const JsonObject& root, ModelSpec* s
     return absl::InvalidArgumentError(absl::StrCat(root.name,
                                                    ": text_config: expected nothing in "
                                                    "a flat file of model_type ",
-                                                   kTextModelType, ", got an object; is this ",
+                                                   type, ", got an object; is this ",
                                                    kWrapperModelType, "?"));
   }
   if (text.json == nullptr) {

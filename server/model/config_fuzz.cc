@@ -28,7 +28,18 @@ void CheckSpec(const ModelSpec& spec) {
   Require(gdn.conv_width >= 2 && gdn.conv_width <= 8);
   Require(std::isfinite(spec.rms_norm_eps) && spec.rms_norm_eps > 0);
   for (const int32_t id : spec.eos_token_ids) Require(id >= 0 && id < spec.vocab_size);
-  Require(spec.model_type == "qwen3_5_text");
+  const bool gdn2 = spec.model_type == "gdn2";
+  Require(gdn2 || spec.model_type == "qwen3_5_text");
+  for (const LayerType type : spec.layer_types) {
+    Require(gdn2 || type == LayerType::kLinearAttention);
+    Require(gdn.projection_size(type) <= spec.max_projection_size());
+  }
+  Require(spec.beta_scale == 1.0f || (gdn2 && spec.beta_scale == 2.0f));
+  if (spec.decay_gate == DecayGate::kBounded) {
+    Require(gdn2 && spec.decay_lower_bound >= -5.0f && spec.decay_lower_bound < 0.0f);
+  } else {
+    Require(spec.decay_lower_bound == 0.0f);
+  }
 }
 
 void Check(std::string_view input) {

@@ -53,6 +53,13 @@ constexpr std::string_view kTextKeys[] = {
     "use_cache",
     "vocab_size",
 };
+// What model_type gdn2 adds.
+constexpr std::string_view kGdn2Keys[] = {
+    "allow_neg_eigval",
+    "gdn2_decay_gate",
+    "gdn2_decay_lower_bound",
+    "use_qk_l2norm",
+};
 // At the top level of either kind of file.
 constexpr std::string_view kRootKeys[] = {
     "_name_or_path",       "architectures",         "bos_token_id",        "dtype",
@@ -69,11 +76,14 @@ bool Contains(const std::string_view (&keys)[N], const std::string& key) {
 
 }  // namespace
 
-std::vector<std::string> UnknownKeys(const JsonObject& root, const JsonObject& text) {
+std::vector<std::string> UnknownKeys(const JsonObject& root, const JsonObject& text,
+                                     const ModelSpec& spec) {
   const bool flat = root.json == text.json;
+  const bool gdn2 = spec.model_type == kGdn2ModelType;
   std::vector<std::string> unknown;
   for (const JsonMember& member : *root.json->As<Json::Object>()) {
-    if (!Contains(kRootKeys, member.key) && !(flat && Contains(kTextKeys, member.key))) {
+    if (!Contains(kRootKeys, member.key) && !(flat && Contains(kTextKeys, member.key)) &&
+        !(gdn2 && Contains(kGdn2Keys, member.key))) {
       unknown.push_back(member.key);
     }
   }

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "server/model/config.h"
 #include "server/model/weight_sources.h"
 #include "xxhash.h"
 
@@ -30,6 +31,15 @@ class Hasher {
   std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state_;
 };
 
+// Of model_type gdn2 alone: the other texts are as they were before it.
+std::string Gdn2Config(const ModelSpec& spec) {
+  if (spec.model_type != kGdn2ModelType) return "";
+  std::string types;
+  for (const LayerType type : spec.layer_types) types += type == LayerType::kGdn2 ? '2' : '1';
+  return absl::StrCat("types=", types, ";decay=", static_cast<int>(spec.decay_gate), ",",
+                      spec.decay_lower_bound, ";");
+}
+
 // Changing this text changes every fingerprint, and with it which snapshots can be restored.
 std::string CanonicalConfig(const ModelSpec& spec, const LayerRange& range) {
   const GdnDims& gdn = spec.gdn;
@@ -39,7 +49,7 @@ std::string CanonicalConfig(const ModelSpec& spec, const LayerRange& range) {
                       ",", gdn.key_dim, ",", gdn.value_dim, ";conv=", gdn.conv_width,
                       ";eps=", spec.rms_norm_eps, ";gate=", static_cast<int>(spec.output_gate),
                       ";beta=", spec.beta_scale, ";tied=", spec.tied_embedding,
-                      ";range=", range.first, ",", range.last, ";");
+                      ";range=", range.first, ",", range.last, ";", Gdn2Config(spec));
 }
 
 }  // namespace
@@ -53,8 +63,8 @@ std::string Fingerprint(const ModelSpec& spec, const LayerRange& range, const We
                                         &layer.dt_bias, &layer.gated_norm, &layer.mlp_norm}) {
       hasher.Vector(*v);
     }
-    for (const MatrixView* m : {&layer.qkv, &layer.z, &layer.b, &layer.a, &layer.out, &layer.gate,
-                                &layer.up, &layer.down}) {
+    for (const MatrixView& block : layer.projection()) hasher.Matrix(block);
+    for (const MatrixView* m : {&layer.out, &layer.gate, &layer.up, &layer.down}) {
       hasher.Matrix(*m);
     }
   }

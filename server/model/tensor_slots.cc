@@ -22,15 +22,15 @@ class SlotTable {
   std::vector<TensorSlot> slots_;
 };
 
-void AddLayer(const ModelSpec& spec, int64_t layer, GdnLayerWeights* w, SlotTable* table) {
+std::string LayerName(int64_t layer, const char* suffix) {
+  return absl::StrCat("model.layers.", layer, ".", suffix);
+}
+
+void AddLinearAttention(const ModelSpec& spec, int64_t layer, GdnLayerWeights* w,
+                        SlotTable* table) {
   const GdnDims& gdn = spec.gdn;
   const int64_t hidden = spec.hidden_size;
-  const int64_t inner = spec.intermediate_size;
-  const auto name = [layer](const char* suffix) {
-    return absl::StrCat("model.layers.", layer, ".", suffix);
-  };
-  table->Vector(name("input_layernorm.weight"), {hidden}, TensorKind::kZeroCentredNorm,
-                &w->input_norm);
+  const auto name = [layer](const char* suffix) { return LayerName(layer, suffix); };
   table->Matrix(name("linear_attn.in_proj_qkv.weight"), gdn.conv_channels(), hidden, &w->qkv);
   table->Matrix(name("linear_attn.in_proj_z.weight"), gdn.value_size(), hidden, &w->z);
   table->Matrix(name("linear_attn.in_proj_b.weight"), gdn.value_heads, hidden, &w->b);
@@ -42,6 +42,35 @@ void AddLayer(const ModelSpec& spec, int64_t layer, GdnLayerWeights* w, SlotTabl
   table->Vector(name("linear_attn.norm.weight"), {gdn.value_dim}, TensorKind::kNorm,
                 &w->gated_norm);
   table->Matrix(name("linear_attn.out_proj.weight"), hidden, gdn.value_size(), &w->out);
+}
+
+// Megatron's names and its one joint projection. The gates belong to the key heads.
+void AddGdn2(const ModelSpec& spec, int64_t layer, GdnLayerWeights* w, SlotTable* table) {
+  const GdnDims& gdn = spec.gdn;
+  const int64_t hidden = spec.hidden_size;
+  const auto name = [layer](const char* suffix) { return LayerName(layer, suffix); };
+  table->Matrix(name("gdn2.in_proj.weight"), gdn.projection_size(LayerType::kGdn2), hidden,
+                &w->in_proj);
+  table->Vector(name("gdn2.conv1d.weight"), {gdn.conv_channels(), 1, gdn.conv_width},
+                TensorKind::kConv, &w->conv);
+  table->Vector(name("gdn2.A_log"), {gdn.key_heads}, TensorKind::kALog, &w->a_log);
+  table->Vector(name("gdn2.dt_bias"), {gdn.key_size()}, TensorKind::kDtBias, &w->dt_bias);
+  table->Vector(name("gdn2.out_norm.weight"), {gdn.value_dim}, TensorKind::kNorm, &w->gated_norm);
+  table->Matrix(name("gdn2.out_proj.weight"), hidden, gdn.value_size(), &w->out);
+}
+
+void AddLayer(const ModelSpec& spec, int64_t layer, GdnLayerWeights* w, SlotTable* table) {
+  const int64_t hidden = spec.hidden_size;
+  const int64_t inner = spec.intermediate_size;
+  const auto name = [layer](const char* suffix) { return LayerName(layer, suffix); };
+  w->type = spec.layer_types[static_cast<size_t>(layer)];
+  table->Vector(name("input_layernorm.weight"), {hidden}, TensorKind::kZeroCentredNorm,
+                &w->input_norm);
+  if (w->type == LayerType::kGdn2) {
+    AddGdn2(spec, layer, w, table);
+  } else {
+    AddLinearAttention(spec, layer, w, table);
+  }
   table->Vector(name("post_attention_layernorm.weight"), {hidden}, TensorKind::kZeroCentredNorm,
                 &w->mlp_norm);
   table->Matrix(name("mlp.gate_proj.weight"), inner, hidden, &w->gate);

@@ -160,6 +160,28 @@ std::vector<TestTensor> TinyTensors(const std::string& prefix) {
   return tensors;
 }
 
+std::string TinyGdn2Config(const std::map<std::string, std::string>& overrides) {
+  std::map<std::string, std::string> keys = {{"architectures", R"(["Gdn2ForCausalLM"])"},
+                                             {"model_type", R"("gdn2")"},
+                                             {"layer_types", R"(["gdn2","linear_attention"])"}};
+  for (const auto& [key, value] : overrides) keys[key] = value;
+  return TinyConfig(keys);
+}
+
+std::vector<TestTensor> TinyGdn2Tensors() {
+  std::vector<TestTensor> tensors = TinyTensors();
+  const std::string own = "model.layers.0.linear_attn.";
+  std::erase_if(tensors, [&own](const TestTensor& t) { return t.name.starts_with(own); });
+  const std::string p = "model.layers.0.gdn2.";
+  tensors.push_back(Bf16Tensor(p + "A_log", {1}));
+  tensors.push_back(Bf16Tensor(p + "conv1d.weight", {10, 1, 2}));
+  tensors.push_back(Bf16Tensor(p + "dt_bias", {2}));
+  tensors.push_back(Bf16Tensor(p + "in_proj.weight", {26, 4}));
+  tensors.push_back(Bf16Tensor(p + "out_norm.weight", {3}));
+  tensors.push_back(Bf16Tensor(p + "out_proj.weight", {4, 6}));
+  return tensors;
+}
+
 void ExpectError(const absl::Status& status, absl::StatusCode code,
                  const std::vector<std::string>& fragments) {
   EXPECT_EQ(status.code(), code) << status;

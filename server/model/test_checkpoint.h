@@ -50,6 +50,9 @@ TestTensor F16Tensor(const std::string& name, const std::vector<int64_t>& shape)
 std::string TinyConfig(const std::map<std::string, std::string>& overrides = {});
 // Its tensors in BF16, the layers' names under `prefix` ("model." or "model.language_model.").
 std::vector<TestTensor> TinyTensors(const std::string& prefix = "model.");
+// The same sizes as model_type gdn2: layer 0 gdn2, layer 1 linear_attention.
+std::string TinyGdn2Config(const std::map<std::string, std::string>& overrides = {});
+std::vector<TestTensor> TinyGdn2Tensors();
 
 // Expects the code, and each fragment in the message.
 void ExpectError(const absl::Status& status, absl::StatusCode code,

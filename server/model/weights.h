@@ -36,20 +36,28 @@ struct MatrixView {
 };
 
 struct GdnLayerWeights {
+  LayerType type = LayerType::kLinearAttention;
   std::vector<float> input_norm;  // [hidden] multiplier
   MatrixView qkv;                 // [2*H*K + HV*V, hidden]
   MatrixView z;                   // [HV*V, hidden]
   MatrixView b;                   // [HV, hidden]
   MatrixView a;                   // [HV, hidden]
+  MatrixView in_proj;             // gdn2, in place of the four: rows q|k|v|z|f|b|w
   std::vector<float> conv;        // [conv_channels, W], tap W-1 newest
-  std::vector<float> a_log;       // [HV]
-  std::vector<float> dt_bias;     // [HV]
+  std::vector<float> a_log;       // [HV]; gdn2 [H]
+  std::vector<float> dt_bias;     // [HV]; gdn2 [H*K]
   std::vector<float> gated_norm;  // [V] multiplier
   MatrixView out;                 // [hidden, HV*V]
   std::vector<float> mlp_norm;    // [hidden] multiplier
   MatrixView gate;                // [intermediate, hidden]
   MatrixView up;                  // [intermediate, hidden]
   MatrixView down;                // [hidden, intermediate]
+
+  // The blocks of the joint projection, in the order of its columns.
+  std::vector<MatrixView> projection() const {
+    if (type == LayerType::kGdn2) return {in_proj};
+    return {qkv, z, b, a};
+  }
 };
 
 struct Weights {

@@ -23,10 +23,29 @@ constexpr int32_t kSpinMicroseconds = 50;
 // Rows per product with batch_invariant: the smallest block at which the wide kernels pay off.
 constexpr int32_t kInvariantRowBlock = 8;
 
-constexpr std::array<std::string_view, 14> kOpNames = {
-    "embedding",       "rms_norm",           "in_proj",        "gates",    "causal_conv",
-    "delta_rule_step", "delta_rule_prefill", "gated_rms_norm", "out_proj", "gate_up_proj",
-    "silu_mul",        "down_proj",          "head",           "sample"};
+// Of every model, and of each type of layer.
+constexpr std::array<std::string_view, 11> kOpNames = {
+    "embedding", "rms_norm",     "in_proj",   "causal_conv", "gated_rms_norm", "out_proj",
+    "silu_mul",  "gate_up_proj", "down_proj", "head",        "sample"};
+constexpr std::array<std::string_view, 3> kLinearAttentionOpNames = {"gates", "delta_rule_step",
+                                                                     "delta_rule_prefill"};
+constexpr std::array<std::string_view, 4> kGdn2OpNames = {"gdn2_gates", "qk_norm", "gdn2_step",
+                                                          "gdn2_prefill"};
+
+std::vector<std::string_view> OpNamesOf(const PackedModel& model) {
+  const auto has = [&model](model::LayerType type) {
+    return std::any_of(model.layers.begin(), model.layers.end(),
+                       [type](const PackedLayer& layer) { return layer.type == type; });
+  };
+  std::vector<std::string_view> names(kOpNames.begin(), kOpNames.end());
+  if (has(model::LayerType::kLinearAttention)) {
+    names.insert(names.end(), kLinearAttentionOpNames.begin(), kLinearAttentionOpNames.end());
+  }
+  if (has(model::LayerType::kGdn2)) {
+    names.insert(names.end(), kGdn2OpNames.begin(), kGdn2OpNames.end());
+  }
+  return names;
+}
 
 int32_t AvailableCores() {
   cpu_set_t set;
@@ -49,12 +68,13 @@ class CpuPipeline final : public Pipeline {
         weights_(std::move(weights)),
         states_(std::move(states)),
         info_(std::move(info)),
+        op_names_(OpNamesOf(weights_)),
         ops_(GDN_BACKEND_CPU, std::move(pool)),
         stack_(spec_, &weights_, &states_, &ops_),
         sampler_(&ops_, info_.vocab_size) {}
 
   const PipelineInfo& info() const override { return info_; }
-  std::span<const std::string_view> OpNames() const override { return kOpNames; }
+  std::span<const std::string_view> OpNames() const override { return op_names_; }
   void set_kernel_timer(KernelTimer* timer) override { ops_.set_timer(timer); }
 
   void Reserve(int64_t tokens) {
@@ -208,6 +228,7 @@ class CpuPipeline final : public Pipeline {
   const PackedModel weights_;
   StatePool states_;
   PipelineInfo info_;
+  const std::vector<std::string_view> op_names_;
   OpRunner ops_;
   LayerStack stack_;
   Sampler sampler_;

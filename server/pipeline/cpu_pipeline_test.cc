@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -16,17 +17,25 @@ namespace {
 constexpr int64_t kSlots = 6;
 const std::vector<int32_t> kPrompt = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5};
 
-std::unique_ptr<Pipeline> Make(CpuOptions options = {}) {
+model::Model LoadModel(const std::string& name) {
   model::LoadOptions load;
-  load.path = std::string(GDN_SOURCE_DIR) + "/tests/data/models/qwen3_5-pure-d64";
+  load.path = std::string(GDN_SOURCE_DIR) + "/tests/data/models/" + name;
   load.random_weights = 7;
   auto model = model::LoadModel(load);
   EXPECT_TRUE(model.ok()) << model.status();
-  options.num_slots = kSlots;
-  auto pipeline = CreateCpuPipeline(*std::move(model), options);
-  EXPECT_TRUE(pipeline.ok()) << pipeline.status();
-  return *std::move(pipeline);
+  return *std::move(model);
 }
+
+// Over models of each type of layer, and of both.
+class CpuPipelineTest : public testing::TestWithParam<const char*> {
+ protected:
+  static std::unique_ptr<Pipeline> Make(CpuOptions options = {}) {
+    options.num_slots = kSlots;
+    auto pipeline = CreateCpuPipeline(LoadModel(GetParam()), options);
+    EXPECT_TRUE(pipeline.ok()) << pipeline.status();
+    return *std::move(pipeline);
+  }
+};
 
 std::vector<float> Advance(Pipeline* pipeline, const SequenceInput& input, bool* finite = nullptr) {
   std::vector<SequenceOutput> outputs;
@@ -48,7 +57,7 @@ bool SameBits(const SlotState& a, const SlotState& b) {
   return SameBits(a.recurrent, b.recurrent) && SameBits(a.conv, b.conv);
 }
 
-TEST(CpuPipeline, OtherSlotsKeepTheirBits) {
+TEST_P(CpuPipelineTest, OtherSlotsKeepTheirBits) {
   auto pipeline = Make();
   Advance(pipeline.get(), Fresh(1));
   Advance(pipeline.get(), Fresh(3));
@@ -63,7 +72,7 @@ TEST(CpuPipeline, OtherSlotsKeepTheirBits) {
   EXPECT_FALSE(SameBits(*pipeline->ReadSlot(2), before));
 }
 
-TEST(CpuPipeline, AReusedSlotStartsClean) {
+TEST_P(CpuPipelineTest, AReusedSlotStartsClean) {
   auto pipeline = Make();
   const std::vector<float> first = Advance(pipeline.get(), Fresh(1));
   SequenceInput more = Fresh(1);
@@ -73,7 +82,7 @@ TEST(CpuPipeline, AReusedSlotStartsClean) {
   EXPECT_TRUE(SameBits(Advance(pipeline.get(), Fresh(1)), first));
 }
 
-TEST(CpuPipeline, ReadingOneSlotAndWritingAnotherForks) {
+TEST_P(CpuPipelineTest, ReadingOneSlotAndWritingAnotherForks) {
   auto pipeline = Make();
   Advance(pipeline.get(), Fresh(1));
   const SlotState parent = *pipeline->ReadSlot(1);
@@ -92,7 +101,7 @@ TEST(CpuPipeline, ReadingOneSlotAndWritingAnotherForks) {
   }
 }
 
-TEST(CpuPipeline, AnEmptySequenceLeavesItsStateAlone) {
+TEST_P(CpuPipelineTest, AnEmptySequenceLeavesItsStateAlone) {
   auto pipeline = Make();
   Advance(pipeline.get(), Fresh(1));
   const SlotState before = *pipeline->ReadSlot(1);
@@ -101,7 +110,7 @@ TEST(CpuPipeline, AnEmptySequenceLeavesItsStateAlone) {
   EXPECT_TRUE(SameBits(*pipeline->ReadSlot(1), before));
 }
 
-TEST(CpuPipeline, TheNumberOfThreadsDoesNotChangeTheBits) {
+TEST_P(CpuPipelineTest, TheNumberOfThreadsDoesNotChangeTheBits) {
   auto one = Make({.threads = 1});
   auto three = Make({.threads = 3});
   std::vector<SequenceInput> batch = {Fresh(1), Fresh(2), Fresh(3)};
@@ -118,7 +127,7 @@ TEST(CpuPipeline, TheNumberOfThreadsDoesNotChangeTheBits) {
   }
 }
 
-TEST(CpuPipeline, DamageIsReportedForItsSequenceAlone) {
+TEST_P(CpuPipelineTest, DamageIsReportedForItsSequenceAlone) {
   auto pipeline = Make();
   std::vector<float> rows(2 * static_cast<size_t>(pipeline->info().hidden_size), 1.0f);
   rows[5] = std::numeric_limits<float>::quiet_NaN();
@@ -138,7 +147,7 @@ TEST(CpuPipeline, DamageIsReportedForItsSequenceAlone) {
   EXPECT_TRUE(finite);
 }
 
-TEST(CpuPipeline, Bfloat16StatesStayClose) {
+TEST_P(CpuPipelineTest, Bfloat16StatesStayClose) {
   auto exact = Make();
   auto rounded = Make({.state_type = StateType::kBFloat16});
   EXPECT_LT(rounded->info().state_bytes_per_slot, exact->info().state_bytes_per_slot);
@@ -154,16 +163,13 @@ TEST(CpuPipeline, Bfloat16StatesStayClose) {
   EXPECT_LE(std::sqrt(error / norm), 1e-2);
 }
 
-TEST(CpuPipeline, RefusesBadOptionsAndSlots) {
-  model::LoadOptions load;
-  load.path = std::string(GDN_SOURCE_DIR) + "/tests/data/models/qwen3_5-pure-d64";
-  load.random_weights = 7;
-  EXPECT_EQ(CreateCpuPipeline(*model::LoadModel(load), {.num_slots = 1}).status().code(),
+TEST_P(CpuPipelineTest, RefusesBadOptionsAndSlots) {
+  EXPECT_EQ(CreateCpuPipeline(LoadModel(GetParam()), {.num_slots = 1}).status().code(),
             absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(CreateCpuPipeline(*model::LoadModel(load), {.threads = -1}).status().code(),
+  EXPECT_EQ(CreateCpuPipeline(LoadModel(GetParam()), {.threads = -1}).status().code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(
-      CreateCpuPipeline(*model::LoadModel(load), {.num_slots = int64_t{1} << 50}).status().code(),
+      CreateCpuPipeline(LoadModel(GetParam()), {.num_slots = int64_t{1} << 50}).status().code(),
       absl::StatusCode::kResourceExhausted);
   auto pipeline = Make();
   EXPECT_EQ(pipeline->CopySlot(0, kSlots).code(), absl::StatusCode::kInvalidArgument);
@@ -183,7 +189,7 @@ class OpCounter final : public KernelTimer {
   std::set<Phase> phases;
 };
 
-TEST(CpuPipeline, TimesEveryOpUnderItsName) {
+TEST_P(CpuPipelineTest, TimesEveryOpUnderItsName) {
   auto pipeline = Make();
   OpCounter counter;
   pipeline->set_kernel_timer(&counter);
@@ -202,11 +208,19 @@ TEST(CpuPipeline, TimesEveryOpUnderItsName) {
   EXPECT_EQ(counter.state_bytes, 2 * static_cast<int64_t>(state->recurrent.size() * sizeof(float)));
 }
 
-TEST(CpuPipeline, SaysWhatItHolds) {
+TEST_P(CpuPipelineTest, SaysWhatItHolds) {
   auto pipeline = Make();
   EXPECT_GT(pipeline->info().weight_bytes, 0);
   EXPECT_GT(pipeline->info().workspace_bytes, 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(Models, CpuPipelineTest,
+                         testing::Values("qwen3_5-pure-d64", "gdn2", "gdn2-mixed"),
+                         [](const auto& param_info) {
+                           std::string name = param_info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace gdn::pipeline

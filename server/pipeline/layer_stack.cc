@@ -25,17 +25,21 @@ LayerStack::LayerStack(const model::ModelSpec& spec, const PackedModel* weights,
       weights_(weights),
       states_(states),
       ops_(ops),
-      projection_stride_(RowStride(spec.gdn.projection_size())),
+      projection_stride_(RowStride(spec.max_projection_size())),
       conv_stride_(RowStride(spec.gdn.conv_channels())),
       mixed_stride_(RowStride(spec.gdn.value_size())),
-      gate_up_stride_(RowStride(2 * spec.intermediate_size)) {}
+      gate_up_stride_(RowStride(2 * spec.intermediate_size)),
+      gdn2_(spec, states, ops, projection_stride_, conv_stride_, mixed_stride_) {}
 
 void LayerStack::Reserve(int64_t tokens) {
   normed_.Reserve(tokens * spec_.hidden_size);
   projection_.Reserve(tokens * projection_stride_);
   conv_out_.Reserve(tokens * conv_stride_);
-  g_.Reserve(tokens * spec_.gdn.value_heads);
-  beta_.Reserve(tokens * spec_.gdn.value_heads);
+  if (spec_.Has(model::LayerType::kLinearAttention)) {
+    g_.Reserve(tokens * spec_.gdn.value_heads);
+    beta_.Reserve(tokens * spec_.gdn.value_heads);
+  }
+  if (spec_.Has(model::LayerType::kGdn2)) gdn2_.Reserve(tokens);
   mixed_.Reserve(tokens * mixed_stride_);
   gate_up_.Reserve(tokens * gate_up_stride_);
 }
@@ -84,30 +88,13 @@ absl::Status LayerStack::RunLayer(int64_t layer, const BatchPlan& plan, float* x
 absl::Status LayerStack::Mix(int64_t layer, const BatchPlan& plan) {
   const PackedLayer& weights = weights_->layers[static_cast<size_t>(layer)];
   const model::GdnDims& dims = spec_.gdn;
-  const float* z = projection_.data() + dims.conv_channels();
 
-  gdn_gates_args gates{};
-  gates.tokens = plan.num_tokens;
-  gates.value_heads = dims.value_heads;
-  gates.b = z + dims.value_size();
-  gates.a = z + dims.value_size() + dims.value_heads;
-  gates.dtype = GDN_F32;
-  gates.a_token_stride = projection_stride_;
-  gates.b_token_stride = projection_stride_;
-  gates.a_log = weights.a_log.data();
-  gates.dt_bias = weights.dt_bias.data();
-  gates.beta_scale = spec_.beta_scale;
-  gates.g = g_.data();
-  gates.beta = beta_.data();
-  GDN_RETURN_IF_ERROR(ops_->Run("gates", gdn_gates, gates));
-
-  if (plan.steps.size() > 0) {
-    GDN_RETURN_IF_ERROR(Convolve(layer, plan.steps, true, 0));
-    GDN_RETURN_IF_ERROR(DeltaRule(layer, plan.steps, true, 0));
-  }
+  GDN_RETURN_IF_ERROR(weights.type == model::LayerType::kGdn2
+                          ? gdn2_.Gates(weights, plan.num_tokens, projection_.data())
+                          : Gates(layer, plan.num_tokens));
+  if (plan.steps.size() > 0) GDN_RETURN_IF_ERROR(MixGroup(layer, plan.steps, true, 0));
   if (plan.prefills.size() > 0) {
-    GDN_RETURN_IF_ERROR(Convolve(layer, plan.prefills, false, plan.steps.size()));
-    GDN_RETURN_IF_ERROR(DeltaRule(layer, plan.prefills, false, plan.steps.size()));
+    GDN_RETURN_IF_ERROR(MixGroup(layer, plan.prefills, false, plan.steps.size()));
   }
 
   gdn_gated_rms_norm_args norm{};
@@ -118,7 +105,7 @@ absl::Status LayerStack::Mix(int64_t layer, const BatchPlan& plan) {
   norm.x_dtype = GDN_F32;
   norm.x_token_stride = mixed_stride_;
   norm.x_head_stride = dims.value_dim;
-  norm.gate = z;
+  norm.gate = projection_.data() + dims.conv_channels();
   norm.gate_dtype = GDN_F32;
   norm.gate_token_stride = projection_stride_;
   norm.gate_head_stride = dims.value_dim;
@@ -131,6 +118,34 @@ absl::Status LayerStack::Mix(int64_t layer, const BatchPlan& plan) {
   norm.y_token_stride = mixed_stride_;
   norm.y_head_stride = dims.value_dim;
   return ops_->Run("gated_rms_norm", gdn_gated_rms_norm, norm);
+}
+
+absl::Status LayerStack::Gates(int64_t layer, int64_t tokens) {
+  const PackedLayer& weights = weights_->layers[static_cast<size_t>(layer)];
+  const model::GdnDims& dims = spec_.gdn;
+  gdn_gates_args args{};
+  args.tokens = tokens;
+  args.value_heads = dims.value_heads;
+  args.b = projection_.data() + dims.conv_channels() + dims.value_size();
+  args.a = projection_.data() + dims.conv_channels() + dims.value_size() + dims.value_heads;
+  args.dtype = GDN_F32;
+  args.a_token_stride = projection_stride_;
+  args.b_token_stride = projection_stride_;
+  args.a_log = weights.a_log.data();
+  args.dt_bias = weights.dt_bias.data();
+  args.beta_scale = spec_.beta_scale;
+  args.g = g_.data();
+  args.beta = beta_.data();
+  return ops_->Run("gates", gdn_gates, args);
+}
+
+absl::Status LayerStack::MixGroup(int64_t layer, const SequenceGroup& group, bool step,
+                                  int64_t first_token) {
+  GDN_RETURN_IF_ERROR(Convolve(layer, group, step, first_token));
+  if (weights_->layers[static_cast<size_t>(layer)].type == model::LayerType::kGdn2) {
+    return gdn2_.Run(layer, group, step, first_token, conv_out_.data(), mixed_.data());
+  }
+  return DeltaRule(layer, group, step, first_token);
 }
 
 absl::Status LayerStack::Convolve(int64_t layer, const SequenceGroup& group, bool step,

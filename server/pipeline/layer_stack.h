@@ -11,6 +11,7 @@
 #include "server/model/model_spec.h"
 #include "server/pipeline/aligned_buffer.h"
 #include "server/pipeline/batch_plan.h"
+#include "server/pipeline/gdn2_rule.h"
 #include "server/pipeline/op_runner.h"
 #include "server/pipeline/packed_weights.h"
 #include "server/pipeline/state_pool.h"
@@ -28,7 +29,7 @@ class LayerStack {
   // Of those buffers.
   int64_t bytes() const {
     return normed_.bytes() + projection_.bytes() + conv_out_.bytes() + g_.bytes() + beta_.bytes() +
-           mixed_.bytes() + gate_up_.bytes();
+           gdn2_.bytes() + mixed_.bytes() + gate_up_.bytes();
   }
 
   // Advances x, [plan.num_tokens, hidden] dense, through all layers in place, and the states of the
@@ -38,6 +39,8 @@ class LayerStack {
  private:
   absl::Status RunLayer(int64_t layer, const BatchPlan& plan, float* x);
   absl::Status Mix(int64_t layer, const BatchPlan& plan);
+  absl::Status Gates(int64_t layer, int64_t tokens);
+  absl::Status MixGroup(int64_t layer, const SequenceGroup& group, bool step, int64_t first_token);
   absl::Status Convolve(int64_t layer, const SequenceGroup& group, bool step, int64_t first_token);
   absl::Status DeltaRule(int64_t layer, const SequenceGroup& group, bool step, int64_t first_token);
   absl::Status Norm(int64_t tokens, const float* x, const std::vector<float>& weight, float* y);
@@ -55,10 +58,11 @@ class LayerStack {
   int64_t mixed_stride_;
   int64_t gate_up_stride_;
   AlignedBuffer<float> normed_;      // [T, hidden], dense
-  AlignedBuffer<float> projection_;  // [T, q|k|v|z|b|a]
+  AlignedBuffer<float> projection_;  // [T, q|k|v|z|b|a], of a gdn2 layer [T, q|k|v|z|f|b|w]
   AlignedBuffer<float> conv_out_;    // [T, conv_channels]
   AlignedBuffer<float> g_;           // [T, HV]
   AlignedBuffer<float> beta_;        // [T, HV]
+  Gdn2Rule gdn2_;                    // Of the gdn2 layers, in place of the two.
   AlignedBuffer<float> mixed_;       // [T, HV * V]
   AlignedBuffer<float> gate_up_;     // [T, 2 * intermediate]
 };

@@ -1,6 +1,5 @@
 #include "server/pipeline/packed_weights.h"
 
-#include <initializer_list>
 #include <string>
 #include <utility>
 
@@ -21,7 +20,7 @@ gdn_dtype ToDtype(model::ElementType type) {
   return GDN_F32;
 }
 
-absl::Status Pack(std::initializer_list<model::MatrixView> blocks, const PackOptions& options,
+absl::Status Pack(const std::vector<model::MatrixView>& blocks, const PackOptions& options,
                   const char* name, PackedWeight* packed) {
   std::vector<gdn_weight_rows> rows;
   for (const model::MatrixView& block : blocks) {
@@ -29,7 +28,7 @@ absl::Status Pack(std::initializer_list<model::MatrixView> blocks, const PackOpt
   }
   gdn_packed_weight* raw = nullptr;
   const gdn_status status = gdn_packed_weight_create(
-      options.backend, options.math, blocks.begin()->cols, rows.data(),
+      options.backend, options.math, blocks.front().cols, rows.data(),
       static_cast<int32_t>(rows.size()), options.row_block, options.threads, &raw);
   packed->reset(raw);
   return KernelStatus(status, name);
@@ -61,8 +60,8 @@ absl::StatusOr<PackedModel> PackWeights(model::Weights weights, const model::Lay
   }
   for (model::GdnLayerWeights& layer : weights.layers) {
     PackedLayer& out = packed.layers.emplace_back();
-    GDN_RETURN_IF_ERROR(
-        Pack({layer.qkv, layer.z, layer.b, layer.a}, options, "pack in_proj", &out.in_proj));
+    out.type = layer.type;
+    GDN_RETURN_IF_ERROR(Pack(layer.projection(), options, "pack in_proj", &out.in_proj));
     GDN_RETURN_IF_ERROR(Pack({layer.out}, options, "pack out_proj", &out.out_proj));
     GDN_RETURN_IF_ERROR(Pack({layer.gate, layer.up}, options, "pack gate_up_proj", &out.gate_up));
     GDN_RETURN_IF_ERROR(Pack({layer.down}, options, "pack down_proj", &out.down));

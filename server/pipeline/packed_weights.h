@@ -1,7 +1,7 @@
 // File: packed_weights.h
 //
 // A model's weights in the form the kernels multiply with. Products that share their input are
-// packed as one: q|k|v|z|b|a and gate|up.
+// packed as one: q|k|v|z|b|a (gdn2: q|k|v|z|f|b|w) and gate|up.
 #ifndef SERVER_PIPELINE_PACKED_WEIGHTS_H_
 #define SERVER_PIPELINE_PACKED_WEIGHTS_H_
 
@@ -21,8 +21,9 @@ struct PackedDeleter {
 using PackedWeight = std::unique_ptr<gdn_packed_weight, PackedDeleter>;
 
 struct PackedLayer {
+  model::LayerType type = model::LayerType::kLinearAttention;
   std::vector<float> input_norm;
-  PackedWeight in_proj;  // rows q|k|v|z|b|a
+  PackedWeight in_proj;  // rows in the order of the projection's columns
   std::vector<float> conv;
   std::vector<float> a_log;
   std::vector<float> dt_bias;

@@ -47,6 +47,17 @@ class DockerfileTest(unittest.TestCase):
             for stage in range(len(file.stages)):
                 self.assertRegex(file.all("FROM", stage)[0], r"^\$\{(BASE|CUDA)\}")
 
+    def test_the_cuda_image_has_the_library_that_is_loaded_by_name(self):
+        with open(os.path.join(SOURCE, "kernels/cuda/cublaslt_loader.cc"), encoding="utf-8") as file:
+            loaded = set(re.findall(r'"(lib\w+\.so\.\d+)"', file.read()))
+        self.assertEqual(len(loaded), 1)
+        file = Dockerfile("cuda.Dockerfile")
+        copied = re.findall(r"cp -L (\S+) (/installed/\S+)", " ".join(file.all("RUN", 1)))
+        self.assertEqual({os.path.basename(source) for source, _ in copied}, loaded)
+        for _, target in copied:  # A folder that the loader looks into.
+            self.assertEqual(target.rstrip("/"), "/installed/usr/lib/x86_64-linux-gnu")
+        self.assertIn("--from=build /installed /", file.all("COPY"))
+
     def test_labels(self):
         for name in FILES:
             (labels,) = Dockerfile(name).all("LABEL")

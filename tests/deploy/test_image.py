@@ -15,7 +15,10 @@ from support import PATIENCE_S, eventually
 from tools import WORK, program
 
 BUILD = os.environ["GDN_BUILD_DIR"]
-MAX_LAYER_BYTES = 60 * 1000 * 1000
+# As pulled, and unpacked. The second is without the server, which in a build with CUDA holds machine code
+# for GPUs that the CPU image does not have.
+MAX_PACKED_BYTES = 60 * 1000 * 1000
+MAX_BYTES_BESIDE_THE_SERVER = 90 * 1000 * 1000
 
 
 class ImageTest(unittest.TestCase):
@@ -88,9 +91,11 @@ class ImageTest(unittest.TestCase):
             self.assertTrue(loaded & files, f"nothing of {package} is loaded")
 
     def test_size(self):
-        print(f"\nlayers beyond the base: {self.content_bytes / 1e6:.1f} MB, "
-              f"{self.packed_bytes / 1e6:.1f} MB as pulled")
-        self.assertLess(self.packed_bytes, MAX_LAYER_BYTES)
+        server_bytes = os.path.getsize(os.path.join(self.root, "usr/bin/gdn_server"))
+        print(f"\nlayers beyond the base: {self.content_bytes / 1e6:.1f} MB, of which the server "
+              f"{server_bytes / 1e6:.1f} MB; {self.packed_bytes / 1e6:.1f} MB as pulled")
+        self.assertLess(self.packed_bytes, MAX_PACKED_BYTES)
+        self.assertLess(self.content_bytes - server_bytes, MAX_BYTES_BESIDE_THE_SERVER)
 
     def test_it_serves_and_drains(self):
         container, pid = self.start()

@@ -123,20 +123,38 @@ class WorkloadTest(unittest.TestCase):
             self.assertEqual(container["livenessProbe"]["grpc"].get("service"), "liveness")
             self.assertNotIn("service", container["readinessProbe"]["grpc"])
 
+    def test_pods_spread_over_nodes_and_may_load_for_minutes(self):
+        for _, spec, pod, container in self.each():
+            (spread,) = pod["topologySpreadConstraints"]
+            self.assertEqual((spread["topologyKey"], spread["maxSkew"]),
+                             ("kubernetes.io/hostname", 1))
+            self.assertLessEqual(spread["labelSelector"]["matchLabels"].items(),
+                                 spec["template"]["metadata"]["labels"].items())
+            startup = container["startupProbe"]
+            self.assertGreaterEqual(startup["periodSeconds"] * startup["failureThreshold"], 300)
+
     def test_security(self):
         for overlay, _, pod, container in self.each():
             self.assertFalse(pod["automountServiceAccountToken"])
             self.assertFalse(one(overlay, "ServiceAccount")["automountServiceAccountToken"])
             self.assertTrue(pod["securityContext"]["runAsNonRoot"])
             self.assertEqual(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault")
+            self.assertGreater(pod["securityContext"]["runAsUser"], 0)
+            self.assertEqual(one(overlay, "Namespace")["metadata"]["labels"][
+                "pod-security.kubernetes.io/enforce"], "restricted")
             self.assertEqual(container["securityContext"], {
                 "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]}})
             policy = one(overlay, "NetworkPolicy")["spec"]
             self.assertEqual(policy["policyTypes"], ["Ingress", "Egress"])
             self.assertNotIn("egress", policy)
-            allowed = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
-            self.assertEqual(allowed, {"grpc", "metrics"})
+            # Who reaches what; docs/operations.md says the same.
+            self.assertEqual({port["port"]: rule["from"] for rule in policy["ingress"]
+                              for port in rule["ports"]}, {
+                "grpc": [{"namespaceSelector": {},
+                          "podSelector": {"matchLabels": {"gdn-client": "true"}}}],
+                "metrics": [{"namespaceSelector": {"matchLabels": {
+                    "kubernetes.io/metadata.name": "monitoring"}}}]})
 
     def test_a_gpu_is_a_limit_and_is_tolerated(self):
         _, _, pod, container = list(self.each())[1]
@@ -188,6 +206,7 @@ class MonitoringTest(unittest.TestCase):
         self.assertGreaterEqual(down["stabilizationWindowSeconds"], 300)
         self.assertEqual([policy["value"] for policy in down["policies"]], [1])
         names = {metric["pods"]["metric"]["name"] for metric in spec["metrics"]}
+        self.assertEqual(names, {"gdn_queue_depth", "gdn_state_slots_used_ratio"})
         with open(os.path.join(DEPLOY, "prometheus/adapter-values.yml"), encoding="utf-8") as file:
             rules = load_all(file.read())[0]["rules"]["custom"]
         self.assertEqual({rule["name"]["as"] for rule in rules}, names)

@@ -22,8 +22,8 @@ from tools import DASHBOARD, DEPLOY, RULES, SOURCE, load_file, rule_groups, unpa
 
 # Ratios of what only a GPU has: the series are there, with nothing to divide by.
 NO_DATA_ON_THE_CPU = ("gdn_graph_replays_total",)
-PROFILED = ("GR_ENGINE_ACTIVE", "SM_ACTIVE", "PIPE_TENSOR_ACTIVE", "DRAM_ACTIVE")
-# In the format and with the names of NVIDIA's DCGM exporter.
+PROFILED = ("GR_ENGINE_ACTIVE", "PIPE_TENSOR_ACTIVE", "DRAM_ACTIVE")
+# In the format of NVIDIA's DCGM exporter, of what its dcp-metrics-included.csv switches on.
 DCGM = "".join(f'{name}{{gpu="0",UUID="GPU-0",Hostname="host"}} {value}\n' for name, value in (
     *((f"DCGM_FI_PROF_{name}", 0.5) for name in PROFILED),
     ("DCGM_FI_DEV_XID_ERRORS", 0), ("DCGM_FI_DEV_FB_USED", 1024), ("DCGM_FI_DEV_POWER_USAGE", 90),
@@ -187,15 +187,21 @@ class PrometheusTest(unittest.TestCase):
     def test_dashboard(self):
         with open(DASHBOARD, encoding="utf-8") as file:
             dashboard = json.load(file)
-        expressions = [target["expr"] for panel in dashboard["panels"]
-                       for target in panel.get("targets", ())]
-        self.assertGreater(len(expressions), 50)
+        targets = [target for panel in dashboard["panels"] for target in panel.get("targets", ())]
+        self.assertGreater(len(targets), 50)
         problems = []
-        for expression in expressions:
+        for target in targets:
+            expression = target["expr"]
             for variable in ("job", "instance"):
                 expression = expression.replace(f"${variable}", ".*")
             self.assertNotIn("$", expression)
-            problems += self.check_data(expression)
+            found = self.check_data(expression)
+            problems += found
+            # A legend of labels that the result lacks would be blank.
+            wanted = set(re.findall(r"{{(\w+)}}", target["legendFormat"])) - {"le"}
+            if not found:
+                problems += [f"{expression}: no label {wanted - set(labels)}"
+                             for labels, _ in self.query(expression) if wanted - set(labels)]
         for variable in dashboard["templating"]["list"][1:]:
             metric, label = re.fullmatch(r"label_values\((\w+).*, (\w+)\)",
                                          variable["query"]["query"]).groups()

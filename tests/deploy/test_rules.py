@@ -43,8 +43,23 @@ class RunbookTest(unittest.TestCase):
             page, anchor = alert["annotations"]["runbook"].split("#")
             self.assertEqual(page, "docs/operations.md")
             self.assertIn(anchor, anchors, alert["alert"])
-            self.assertIn(alert["alert"], unit_tests)
             self.assertIn(alert["labels"]["severity"], ("critical", "warning"))
+            # What its texts name it has when it fires, or they would have holes.
+            firing = re.findall(rf"labels: '\{{alertname=\"{alert['alert']}\", ([^}}]*)\}}'",
+                                unit_tests)
+            self.assertTrue(firing, f"no unit test in which {alert['alert']} fires")
+            self.assertLessEqual(set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"]))),
+                                 set(re.findall(r"(\w+)=", firing[0])), alert["alert"])
+
+    def test_every_recording_rule_has_a_unit_test(self):
+        with open(os.path.join(SOURCE, "tests/deploy/rules_test.yml"), encoding="utf-8") as file:
+            asked = re.findall(r"expr: '?([^,]*)", file.read())
+        names = [rule["record"] for group in rule_groups() for rule in group["rules"]
+                 if "record" in rule]
+        self.assertGreater(len(names), 10)
+        # The burn rates of the other windows are asked through their alerts.
+        missing = [name for name in names if not any(name in expression for expression in asked)]
+        self.assertEqual([name for name in missing if "_slow:ratio" not in name], [])
 
 
 class CopyTest(unittest.TestCase):

@@ -1,11 +1,12 @@
 """What an operator sees: health, reflection, metrics."""
 
 import json
+import math
 import os
 import re
 
-from support import (PATIENCE_S, PROMPT, SOURCE, Server, TestCase, collect, eventually, health_pb2,
-                     inference_pb2, reflection_pb2, sequence)
+from support import (DEVICE, PATIENCE_S, PROMPT, SOURCE, Server, TestCase, collect, eventually,
+                     health_pb2, inference_pb2, reflection_pb2, sequence)
 
 import grpc
 from google.protobuf import descriptor_pb2
@@ -87,6 +88,13 @@ class MetricsTest(TestCase):
                 documented[name] = [kind, set(filter(None, labels.split(",")))]
         self.assertEqual(documented, served)
 
+    def test_the_documentation_lists_the_ops(self):
+        served = {dict(labels)["op"] for name, labels in self.server.metrics().samples
+                  if name == "gdn_kernel_duration_seconds_count"}
+        with open(os.path.join(SOURCE, "docs/metrics.md"), encoding="utf-8") as file:
+            rows = dict(re.findall(r"^\| (CPU|GPU) \| (.*) \|$", file.read(), re.M))
+        self.assertEqual(set(re.findall(r"`(\w+)`", rows["GPU" if DEVICE else "CPU"])), served)
+
     def test_every_started_call_has_one_outcome(self):
         before = self.server.metrics()
         collect(self.client.generate(PROMPT, max_new_tokens=3))
@@ -137,9 +145,11 @@ class MetricsTest(TestCase):
 
     def test_a_scrape_is_well_formed(self):
         metrics = self.server.metrics()
-        for name, _ in metrics.samples:
+        for (name, _), value in metrics.samples.items():
             family = metrics.family(name)
             self.assertIn(family, metrics.types, name)
+            if name.startswith("gdn_"):
+                self.assertTrue(math.isfinite(value), name)
             self.assertIn(family, metrics.help, name)
         for name, kind in metrics.types.items():
             if name.startswith("gdn_"):

@@ -2,7 +2,9 @@
 balance over them; and one that has clients which keep it from finishing."""
 
 import json
+import os
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -10,7 +12,7 @@ import sys
 import threading
 import time
 
-from support import (PATIENCE_S, PROMPT, Client, Server, TestCase, collect, eventually,
+from support import (PATIENCE_S, PROMPT, SOURCE, Client, Server, TestCase, collect, eventually,
                      generate_request, health_pb2, inference_pb2_grpc, sequence, step_request)
 
 import grpc
@@ -115,6 +117,13 @@ class RollingRestartTest(TestCase):
             streams.stop()
         self.assertEqual(streams.errors, [])
         self.assertGreater(len(streams.ended), 12)
+
+
+class DocumentationTest(TestCase):
+    def test_it_gives_clients_the_service_config_of_this_test(self):
+        with open(os.path.join(SOURCE, "docs/operations.md"), encoding="utf-8") as file:
+            (text,) = re.findall(r"^service config: (.*?)^```", file.read(), re.M | re.S)
+        self.assertEqual(json.loads(text), SERVICE_CONFIG)
 
 
 class ObstinateClientsTest(TestCase):

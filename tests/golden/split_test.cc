@@ -8,19 +8,29 @@ namespace {
 
 constexpr double kBound = 1e-5;
 
+std::vector<int32_t> LongestPrompt(const Goldens& goldens) {
+  std::vector<int32_t> longest;
+  for (int i = 0; goldens.Has(Key(i, "prompt")); ++i) {
+    const std::vector<int32_t> prompt = goldens.Ints(Key(i, "prompt"));
+    if (prompt.size() > longest.size()) longest = prompt;
+  }
+  return longest;
+}
+
 class SplitTest : public testing::TestWithParam<Checkpoint> {
  protected:
   SplitTest() {
     StackOptions options;
     options.cpu.precision = pipeline::Precision::kFloat32;
     options.cpu.num_slots = 4;
-    stack_ = LoadStack(GetParam().model_dir, options);
-    const Goldens goldens(GetParam().golden_path);
-    for (int i = 0; goldens.Has(std::to_string(i) + ".prompt"); ++i) {
-      const std::vector<int32_t> prompt = goldens.Ints(std::to_string(i) + ".prompt");
-      if (prompt.size() > prompt_.size()) prompt_ = prompt;
+    if (GetParam().golden_path.empty()) {
+      options.random_weights = 11;
+      prompt_ = TextTokens(0, 130);
+    } else {
+      prompt_ = LongestPrompt(Goldens(GetParam().golden_path));
+      prompt_.resize(130);
     }
-    prompt_.resize(130);
+    stack_ = LoadStack(GetParam().model_dir, options);
     Session whole(stack_.get(), 1);
     logits_ = whole.Feed(prompt_);
     state_ = whole.State();
@@ -64,8 +74,9 @@ TEST_P(SplitTest, EqualChunks) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Checkpoints, SplitTest, testing::ValuesIn(Checkpoints()),
-                         [](const auto& param_info) { return param_info.param.name; });
+std::string Name(const testing::TestParamInfo<Checkpoint>& info) { return info.param.name; }
+INSTANTIATE_TEST_SUITE_P(Checkpoints, SplitTest, testing::ValuesIn(Checkpoints()), Name);
+INSTANTIATE_TEST_SUITE_P(Gdn2, SplitTest, testing::ValuesIn(Gdn2Models()), Name);
 
 }  // namespace
 }  // namespace gdn::golden

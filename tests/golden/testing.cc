@@ -68,11 +68,17 @@ std::vector<Checkpoint> Checkpoints() {
            SourcePath("tests/data/models/qwen3_5-pure-r3/golden.safetensors")}};
 }
 
+std::vector<Checkpoint> Gdn2Models() {
+  return {{"gdn2", SourcePath("tests/data/models/gdn2"), ""},
+          {"gdn2_mixed", SourcePath("tests/data/models/gdn2-mixed"), ""}};
+}
+
 std::unique_ptr<pipeline::Pipeline> LoadStack(const std::string& model_dir,
                                               const StackOptions& options) {
   model::LoadOptions load;
   load.path = model_dir;
   load.layers = options.layers;
+  load.random_weights = options.random_weights;
   return Must(pipeline::CreateCpuPipeline(Must(model::LoadModel(load)), options.cpu));
 }
 

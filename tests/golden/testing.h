@@ -39,9 +39,14 @@ struct Checkpoint {
 std::vector<Checkpoint> Checkpoints();
 std::string SourcePath(const std::string& relative);
 
+// Folders of the test data with a configuration alone: models of gdn2 layers and of a mixture, for
+// made-up weights.
+std::vector<Checkpoint> Gdn2Models();
+
 struct StackOptions {
   pipeline::CpuOptions cpu;
   std::optional<model::LayerRange> layers;
+  std::optional<uint64_t> random_weights;
 };
 std::unique_ptr<pipeline::Pipeline> LoadStack(const std::string& model_dir,
                                               const StackOptions& options);

@@ -16,11 +16,13 @@ struct DecodeBytes {
 inline DecodeBytes BytesOfDecode(const model::ModelSpec& spec, int state_element_bytes) {
   const model::GdnDims& dims = spec.gdn;
   const auto hidden = static_cast<double>(spec.hidden_size);
-  const double layer = hidden * static_cast<double>(dims.projection_size() + dims.value_size() +
-                                                    3 * spec.intermediate_size);
   DecodeBytes bytes;
-  bytes.weights = 2.0 * (static_cast<double>(spec.num_layers) * layer +
-                         hidden * static_cast<double>(spec.vocab_size));
+  bytes.weights = 2.0 * hidden * static_cast<double>(spec.vocab_size);
+  for (const model::LayerType type : spec.layer_types) {
+    bytes.weights += 2.0 * hidden *
+                     static_cast<double>(dims.projection_size(type) + dims.value_size() +
+                                         3 * spec.intermediate_size);
+  }
   bytes.states = 2.0 * static_cast<double>(spec.num_layers) *
                  (static_cast<double>(dims.recurrent_elements()) * state_element_bytes +
                   static_cast<double>(dims.conv_elements()) * 2.0);

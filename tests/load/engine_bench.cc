@@ -83,8 +83,8 @@ double ProductSeconds(const model::ModelSpec& spec, const Flags& flags, int32_t 
   };
   const model::GdnDims& dims = spec.gdn;
   std::vector<Shape> shapes;
-  for (int64_t layer = 0; layer < spec.num_layers; ++layer) {
-    shapes.push_back({dims.projection_size(), spec.hidden_size});
+  for (const model::LayerType type : spec.layer_types) {
+    shapes.push_back({dims.projection_size(type), spec.hidden_size});
     shapes.push_back({spec.hidden_size, dims.value_size()});
     shapes.push_back({2 * spec.intermediate_size, spec.hidden_size});
     shapes.push_back({spec.hidden_size, spec.intermediate_size});

@@ -23,14 +23,30 @@ namespace {
 // Left free beside the state pool: graphs, module images, and buffers that grow on demand.
 constexpr int64_t kReserveBytes = int64_t{768} << 20;
 
-constexpr std::array<std::string_view, 11> kOpNames = {
-    "step_io",      "embedding", "in_proj", "fused_decode", "fused_prefill", "out_proj",
-    "gate_up_proj", "down_proj", "gather",  "head",         "sample"};
+// Of every model, and of each type of layer.
+constexpr std::array<std::string_view, 9> kOpNames = {"step_io",  "embedding",    "in_proj",
+                                                      "out_proj", "gate_up_proj", "down_proj",
+                                                      "gather",   "head",         "sample"};
+constexpr std::array<std::string_view, 2> kLinearAttentionOpNames = {"fused_decode",
+                                                                     "fused_prefill"};
+constexpr std::array<std::string_view, 6> kGdn2OpNames = {
+    "gdn2_gates", "causal_conv", "qk_norm", "gdn2_step", "gdn2_prefill", "gated_rms_norm"};
+
+std::vector<std::string_view> OpNamesOf(const model::ModelSpec& spec) {
+  std::vector<std::string_view> names(kOpNames.begin(), kOpNames.end());
+  if (spec.Has(model::LayerType::kLinearAttention)) {
+    names.insert(names.end(), kLinearAttentionOpNames.begin(), kLinearAttentionOpNames.end());
+  }
+  if (spec.Has(model::LayerType::kGdn2)) {
+    names.insert(names.end(), kGdn2OpNames.begin(), kGdn2OpNames.end());
+  }
+  return names;
+}
 
 class CudaPipeline final : public Pipeline {
  public:
   CudaPipeline(model::ModelSpec spec, const CudaOptions& options)
-      : spec_(std::move(spec)), options_(options) {}
+      : spec_(std::move(spec)), options_(options), op_names_(OpNamesOf(spec_)) {}
   // What is in flight still uses the buffers.
   ~CudaPipeline() override {
     if (ops_.stream() != nullptr) (void)cudaStreamSynchronize(ops_.stream());
@@ -39,7 +55,7 @@ class CudaPipeline final : public Pipeline {
   absl::Status Create(model::Model model, CudaReport* report);
 
   const PipelineInfo& info() const override { return info_; }
-  std::span<const std::string_view> OpNames() const override { return kOpNames; }
+  std::span<const std::string_view> OpNames() const override { return op_names_; }
   void set_kernel_timer(KernelTimer* timer) override {
     timer_ = timer;
     launched_of_phase_.fill(0);
@@ -67,6 +83,7 @@ class CudaPipeline final : public Pipeline {
 
   const model::ModelSpec spec_;
   const CudaOptions options_;
+  const std::vector<std::string_view> op_names_;
   PipelineInfo info_;
   KernelTimer* timer_ = nullptr;
   std::array<int64_t, 3> launched_of_phase_{};

@@ -34,6 +34,12 @@ absl::Status CudaStack::CreatePlan(const char* name, gdn_linear_kind kind, int64
   return ops_->NeedWorkspace(name, gdn_linear_workspace, largest);
 }
 
+absl::Status CudaStack::CreateInProj(model::LayerType type, LinearPlan* plan) {
+  if (!spec_.Has(type)) return absl::OkStatus();
+  return CreatePlan("in_proj", GDN_LINEAR_PLAIN, spec_.gdn.projection_size(type), spec_.hidden_size,
+                    false, plan);
+}
+
 absl::Status CudaStack::Create(const model::ModelSpec& spec, const DeviceModel* weights,
                                const DeviceStatePool* states, CudaOps* ops, int64_t max_rows,
                                int64_t max_tokens, bool batch_invariant) {
@@ -47,10 +53,10 @@ absl::Status CudaStack::Create(const model::ModelSpec& spec, const DeviceModel* 
   const int64_t hidden = spec_.hidden_size;
   const int64_t inner = spec_.intermediate_size;
   constexpr int64_t kAlignment = 8;  // Elements: rows start at 16 bytes.
-  projection_stride_ = (dims.projection_size() + kAlignment - 1) / kAlignment * kAlignment;
+  projection_stride_ = (spec_.max_projection_size() + kAlignment - 1) / kAlignment * kAlignment;
 
-  GDN_RETURN_IF_ERROR(
-      CreatePlan("in_proj", GDN_LINEAR_PLAIN, dims.projection_size(), hidden, false, &in_proj_));
+  GDN_RETURN_IF_ERROR(CreateInProj(model::LayerType::kLinearAttention, &in_proj_));
+  GDN_RETURN_IF_ERROR(CreateInProj(model::LayerType::kGdn2, &gdn2_in_proj_));
   GDN_RETURN_IF_ERROR(
       CreatePlan("out_proj", GDN_LINEAR_PLAIN, hidden, dims.value_size(), true, &out_proj_));
   GDN_RETURN_IF_ERROR(
@@ -61,6 +67,10 @@ absl::Status CudaStack::Create(const model::ModelSpec& spec, const DeviceModel* 
   GDN_RETURN_IF_ERROR(projection_.Allocate(max_tokens * projection_stride_, kWhat));
   GDN_RETURN_IF_ERROR(mixed_.Allocate(max_tokens * dims.value_size(), kWhat));
   GDN_RETURN_IF_ERROR(inner_.Allocate(max_tokens * inner, kWhat));
+  if (spec_.Has(model::LayerType::kGdn2)) {
+    GDN_RETURN_IF_ERROR(gdn2_.Create(&spec_, states, ops, max_tokens));
+  }
+  if (!spec_.Has(model::LayerType::kLinearAttention)) return absl::OkStatus();
   gdn_fused_prefill_args prefill{};
   prefill.tokens = max_tokens;
   prefill.layer = MixerShape();
@@ -110,9 +120,15 @@ absl::Status CudaStack::RunLayer(int64_t layer, const StackBatch& batch, const S
   };
 
   normed_from_x(weights.input_norm, projection_.data(), projection_stride_);
-  GDN_RETURN_IF_ERROR(product("in_proj", in_proj_, weights.in_proj));
-  if (batch.step_rows > 0) GDN_RETURN_IF_ERROR(FusedStep(layer, batch, arrays));
-  if (batch.prefills > 0) GDN_RETURN_IF_ERROR(Prefill(layer, batch, arrays));
+  if (weights.type == model::LayerType::kGdn2) {
+    GDN_RETURN_IF_ERROR(product("in_proj", gdn2_in_proj_, weights.in_proj));
+    GDN_RETURN_IF_ERROR(gdn2_.Run(layer, weights, batch, arrays, projection_.data(),
+                                  projection_stride_, mixed_.data()));
+  } else {
+    GDN_RETURN_IF_ERROR(product("in_proj", in_proj_, weights.in_proj));
+    if (batch.step_rows > 0) GDN_RETURN_IF_ERROR(FusedStep(layer, batch, arrays));
+    if (batch.prefills > 0) GDN_RETURN_IF_ERROR(Prefill(layer, batch, arrays));
+  }
   added_to_x(mixed_.data(), values);
   GDN_RETURN_IF_ERROR(product("out_proj", out_proj_, weights.out_proj));
   normed_from_x(weights.mlp_norm, inner_.data(), inner);

@@ -2,7 +2,8 @@
 //
 // The residual stream through the Gated DeltaNet layers on the device. A layer is five launches for
 // one-token rows: norm and in_proj, the fused decode step, out_proj and residual, norm and gate|up
-// and SiLU, down and residual. Longer sequences take the separate ops instead of the fused step.
+// and SiLU, down and residual. Longer sequences take the separate ops instead of the fused step,
+// and so do gdn2 layers.
 #ifndef SERVER_PIPELINE_CUDA_CUDA_STACK_H_
 #define SERVER_PIPELINE_CUDA_CUDA_STACK_H_
 
@@ -12,21 +13,15 @@
 #include "gdn/kernels/fused_decode.h"
 #include "gdn/kernels/linear.h"
 #include "server/model/model_spec.h"
+#include "server/pipeline/cuda/cuda_gdn2.h"
 #include "server/pipeline/cuda/cuda_ops.h"
 #include "server/pipeline/cuda/device_memory.h"
 #include "server/pipeline/cuda/device_model.h"
 #include "server/pipeline/cuda/device_state_pool.h"
+#include "server/pipeline/cuda/stack_batch.h"
 #include "server/pipeline/cuda/step_io.h"
 
 namespace gdn::pipeline {
-
-// What a run works on: one-token rows first, longer sequences packed behind them.
-struct StackBatch {
-  int64_t step_rows = 0;
-  int64_t prefills = 0;
-  int64_t num_tokens = 0;               // Of both.
-  const int32_t* cu_seqlens = nullptr;  // On the device, [prefills + 1].
-};
 
 class CudaStack {
  public:
@@ -42,6 +37,7 @@ class CudaStack {
  private:
   absl::Status CreatePlan(const char* name, gdn_linear_kind kind, int64_t n, int64_t k,
                           bool residual, LinearPlan* plan);
+  absl::Status CreateInProj(model::LayerType type, LinearPlan* plan);
   absl::Status RunLayer(int64_t layer, const StackBatch& batch, const StepArrays& arrays, float* x);
   // What steps and prefills share: of all layers, and of one.
   gdn_fused_decode_args MixerShape() const;
@@ -55,15 +51,17 @@ class CudaStack {
   CudaOps* ops_ = nullptr;
   int64_t max_tokens_ = 0;
   bool batch_invariant_ = false;
-  LinearPlan in_proj_;
+  LinearPlan in_proj_;  // Of each type of layer; null where the model has none.
+  LinearPlan gdn2_in_proj_;
   LinearPlan out_proj_;
   LinearPlan gate_up_;
   LinearPlan down_;
 
   int64_t projection_stride_ = 0;     // Elements.
-  DeviceArray<uint16_t> projection_;  // [T, q|k|v|z|b|a]
+  DeviceArray<uint16_t> projection_;  // [T, q|k|v|z|b|a], of a gdn2 layer [T, q|k|v|z|f|b|w]
   DeviceArray<uint16_t> mixed_;       // [T, HV * V], the input of out_proj
   DeviceArray<uint16_t> inner_;       // [T, intermediate]
+  CudaGdn2 gdn2_;
 };
 
 }  // namespace gdn::pipeline

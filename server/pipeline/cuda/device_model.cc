@@ -1,7 +1,6 @@
 #include "server/pipeline/cuda/device_model.h"
 
 #include <chrono>
-#include <initializer_list>
 #include <span>
 
 #include "server/pipeline/cuda/weight_upload.h"
@@ -33,7 +32,7 @@ class Placer {
  public:
   Placer(std::byte* memory, WeightUpload* upload) : arena_(memory), upload_(upload) {}
 
-  absl::Status Matrices(std::initializer_list<model::MatrixView> blocks, uint16_t** place) {
+  absl::Status Matrices(const std::vector<model::MatrixView>& blocks, uint16_t** place) {
     int64_t elements = 0;
     for (const model::MatrixView& block : blocks) elements += block.rows * block.cols;
     *place = arena_.Take<uint16_t>(elements);
@@ -67,7 +66,8 @@ absl::Status Place(const model::Weights& weights, const model::LayerRange& range
   for (const model::GdnLayerWeights& layer : weights.layers) {
     DeviceLayer& out = model->layers.emplace_back();
     GDN_RETURN_IF_ERROR(placer->Vector(layer.input_norm, &out.input_norm));
-    GDN_RETURN_IF_ERROR(placer->Matrices({layer.qkv, layer.z, layer.b, layer.a}, &out.in_proj));
+    out.type = layer.type;
+    GDN_RETURN_IF_ERROR(placer->Matrices(layer.projection(), &out.in_proj));
     GDN_RETURN_IF_ERROR(placer->Vector(layer.conv, &out.conv));
     GDN_RETURN_IF_ERROR(placer->Vector(layer.a_log, &out.a_log));
     GDN_RETURN_IF_ERROR(placer->Vector(layer.dt_bias, &out.dt_bias));

@@ -1,7 +1,8 @@
 // File: device_model.h
 //
 // A model's weights on the device: matrices in BF16 as checkpoints store them, those that share
-// their input behind each other (q|k|v|z|b|a and gate|up), small vectors in FP32.
+// their input behind each other (q|k|v|z|b|a, of gdn2 q|k|v|z|f|b|w, and gate|up), small vectors in
+// FP32.
 #ifndef SERVER_PIPELINE_CUDA_DEVICE_MODEL_H_
 #define SERVER_PIPELINE_CUDA_DEVICE_MODEL_H_
 
@@ -16,11 +17,12 @@
 namespace gdn::pipeline {
 
 struct DeviceLayer {
+  model::LayerType type = model::LayerType::kLinearAttention;
   float* input_norm = nullptr;   // [hidden]
-  uint16_t* in_proj = nullptr;   // [q|k|v|z|b|a, hidden]
+  uint16_t* in_proj = nullptr;   // [columns of the projection, hidden]
   float* conv = nullptr;         // [C, W]
-  float* a_log = nullptr;        // [HV]
-  float* dt_bias = nullptr;      // [HV]
+  float* a_log = nullptr;        // [HV]; gdn2 [H]
+  float* dt_bias = nullptr;      // [HV]; gdn2 [H * K]
   float* gated_norm = nullptr;   // [V]
   uint16_t* out_proj = nullptr;  // [hidden, HV * V]
   float* mlp_norm = nullptr;     // [hidden]

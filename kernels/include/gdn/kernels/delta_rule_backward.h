@@ -18,12 +18,12 @@
  *  crosses a sequence's boundary; a sequence without tokens passes d_final_state on. Tokens from
  *  cu_seqlens[N] on are neither read nor written.
  *
- *  CUDA on compute capability 9.0 (a build for 90a) with K = V = 128, q, k, v, d_o, d_q, d_k and
- * d_v of one 16-bit type, aligned to 16 bytes with strides of 8 elements, and states aligned to
- * pairs: chunks on the tensor cores, whose operands, U, dR and the states among them, are rounded
- * to that type; d_v is beta times the rounded dR. Every other call steps through the tokens in
- * FP32. Which one is chosen depends on the call's shape, types and addresses alone, never on
- * lengths; the workspace is enough for either. cu_seqlens is only read on the device.
+ *  CUDA on compute capability 9.0 (a build for 90a) with K = V = 64 or 128, q, k, v, d_o, d_q, d_k
+ *  and d_v of one 16-bit type, aligned to 16 bytes with strides of 8 elements, and states aligned
+ *  to pairs: chunks on the tensor cores, whose operands, U, dR and the states among them, are
+ *  rounded to that type; d_v is beta times the rounded dR. Every other call steps through the
+ *  tokens in FP32. Which one is chosen depends on the call's shape, types and addresses alone,
+ *  never on lengths; the workspace is enough for either. cu_seqlens is only read on the device.
  *
  *  Back ends: REF, CPU and CUDA.
  */

@@ -31,6 +31,15 @@ typedef struct gdn_fused_prefill_args {
   /*! As for the step: `rows` is N, the number of sequences, and line t of x and y is packed token
    * t; `tokens` and `early_start` are ignored. */
   gdn_fused_decode_args layer;
+
+  /*! Checkpoints: the states after every so many tokens of a sequence, a multiple of 64; 0 for
+   * none. Those after (j + 1) * checkpoint_every tokens of sequence i, if it has as many, are
+   * written to slot checkpoint_slots[checkpoint_begin[i] + j] of both pools; none where that is
+   * negative. These slots must be distinct, and no row may read or write them. CUDA: tuned calls
+   * only. */
+  int64_t checkpoint_every;
+  const int64_t* checkpoint_begin; /*!< [in] [N]. */
+  const int64_t* checkpoint_slots; /*!< [in] As many as the sequences need. */
 } gdn_fused_prefill_args;
 
 gdn_status gdn_fused_prefill(const gdn_exec* exec, const gdn_fused_prefill_args* args);
