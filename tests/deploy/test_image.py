@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -12,7 +13,7 @@ import unittest
 
 from image_root import cpu_image, need_root
 from support import PATIENCE_S, eventually
-from tools import WORK, program
+from tools import SOURCE, WORK, program
 
 BUILD = os.environ["GDN_BUILD_DIR"]
 # As pulled, and unpacked. The second is without the server, which in a build with CUDA holds machine code
@@ -33,14 +34,15 @@ class ImageTest(unittest.TestCase):
         for shell in ("sh", "dash", "bash"):  # Nothing needs them.
             os.remove(os.path.join(cls.root, "bin", shell))
 
-    def start(self, *arguments):
-        """A container: process, and its first process's id out here."""
+    def start(self, *arguments, mounts=()):
+        """A container: process, and its first process's id out here. `mounts`: (folder, where)."""
         uid = str(random.randrange(100_000, 2_000_000_000))
         read, write = os.pipe()
         log = open(os.path.join(self.folder.name, "log"), "w+b")
         self.addCleanup(log.close)
         container = subprocess.Popen(
             ["bwrap", "--ro-bind", self.root, "/", "--proc", "/proc", "--dev", "/dev",
+             *(word for mount in mounts for word in ("--ro-bind", *mount)),
              "--unshare-pid", "--unshare-net", "--unshare-ipc", "--as-pid-1",
              "--info-fd", str(write), "--clearenv", "--chdir", "/",
              "setpriv", f"--reuid={uid}", "--regid=0", "--clear-groups", "--bounding-set=-all",
@@ -128,6 +130,19 @@ class ImageTest(unittest.TestCase):
         self.assertEqual(container.wait(PATIENCE_S), 0, self.text_of_log())
         for line in self.text_of_log().splitlines():
             json.loads(line)
+
+    def test_a_mounted_model_instead_of_the_demo(self):
+        with tempfile.TemporaryDirectory(dir=WORK) as models:
+            os.chmod(models, 0o755)
+            shutil.copytree(os.path.join(SOURCE, "deploy/models/demo-gdn-7m"),
+                            os.path.join(models, "mine"))
+            os.makedirs(os.path.join(self.root, "models"), exist_ok=True)  # As an engine does.
+            container, pid = self.start("--model=/models/mine", mounts=[(models, "/models")])
+            eventually(lambda: self.healthy(container, pid), "the health check succeeds")
+            shown = self.inside(pid, "/usr/bin/gdnctl", "model", check=True).stdout.decode()
+            self.assertIn("mine", shown)
+            os.kill(pid, signal.SIGTERM)
+            self.assertEqual(container.wait(PATIENCE_S), 0, self.text_of_log())
 
     def test_a_wrong_start_says_so(self):
         container, _ = self.start("--model=/models/none")

@@ -225,11 +225,15 @@ class StreamsTest(TestCase):
         expected = ids_of(self.client.generate_tokens(PROMPT, max_new_tokens=200, ignore_eos=True))
         self.assertEqual(len(expected), 200)
         self.assertEqual(self.server.metrics().value("gdn_running_streams"), 1)
-        self.assertEqual(self.server.metrics().value("gdn_blocked_streams"), 1)
+        metrics = self.server.metrics()
+        self.assertEqual(metrics.value("gdn_blocked_streams"), 1)
+        blocked_s = metrics.value("gdn_stream_blocked_seconds_total")
         # It goes on where it stopped.
         while len(ids) < 2_000:
             ids += ids_of(next(call).tokens)
         self.assertEqual(ids[:200], expected)
+        # Its pauses are counted as it goes on.
+        self.assertGreater(self.server.metrics().value("gdn_stream_blocked_seconds_total"), blocked_s)
         call.cancel()
 
     def test_a_killed_client_frees_its_slot(self):
