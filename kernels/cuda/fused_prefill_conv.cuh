@@ -13,6 +13,7 @@ namespace gdn::cuda::chunk {
 
 constexpr int kConvRows = 16;  // Tokens of a warp.
 constexpr int kConvStage = 4;  // Of those, whose arrival is awaited together.
+constexpr int kConvRound = 2;  // Rounded together.
 constexpr int kPast = 3;
 
 using Channels = float[kVectorElements];
@@ -141,8 +142,9 @@ __device__ inline void LoadPast(const gdn_fused_decode_args& a, const SlotChunk&
   }
 }
 
-// The warp's tokens of the lane's channels, in place: sink(row, y) makes 16 bytes of a token's
-// outputs, rounded to the layer's type and widened again. Rows past the sequence's end are zeros.
+// The warp's tokens of the lane's channels, in place: sink(row, y, words) makes 16 bytes of each of
+// kConvRound tokens from `row` on, of their outputs, rounded to the layer's type and widened again.
+// Rows past the sequence's end are zeros.
 template <typename X, typename Sink>
 __device__ inline void Convolve(const SlotChunk& chunk, const Filter& weight, const Past<X>& past,
                                 int warp, int vector, char* tile, const Sink& sink) {
@@ -153,32 +155,72 @@ __device__ inline void Convolve(const SlotChunk& chunk, const Filter& weight, co
   for (int stage = 0; stage < kConvRows; stage += kConvStage) {
     WaitForStage(stage / kConvStage);
 #pragma unroll
-    for (int r = 0; r < kConvStage; ++r) {
-      const int row = warp * kConvRows + stage + r;
-      auto* const place = reinterpret_cast<uint4*>(tile + PanelOffset(row, vector));
-      Channels input;
-      Channels y;
-      WidenAll(*reinterpret_cast<const Vector<X>*>(place), input);
+    for (int round = 0; round < kConvStage; round += kConvRound) {
+      const int first = warp * kConvRows + stage + round;
+      Channels y[kConvRound];
 #pragma unroll
-      for (int e = 0; e < kVectorElements; ++e) {
-        float sum = weight[0][e] * window[0][e];
-        sum = fmaf(weight[1][e], window[1][e], sum);
-        sum = fmaf(weight[2][e], window[2][e], sum);
-        sum = fmaf(weight[3][e], input[e], sum);
-        y[e] = sum * FastSigmoid(sum);
-        window[0][e] = window[1][e];
-        window[1][e] = window[2][e];
-        window[2][e] = input[e];
+      for (int r = 0; r < kConvRound; ++r) {
+        Channels input;
+        WidenAll(*reinterpret_cast<const Vector<X>*>(tile + PanelOffset(first + r, vector)), input);
+#pragma unroll
+        for (int e = 0; e < kVectorElements; ++e) {
+          float sum = weight[0][e] * window[0][e];
+          sum = fmaf(weight[1][e], window[1][e], sum);
+          sum = fmaf(weight[2][e], window[2][e], sum);
+          sum = fmaf(weight[3][e], input[e], sum);
+          y[r][e] = sum * FastSigmoid(sum);
+          window[0][e] = window[1][e];
+          window[1][e] = window[2][e];
+          window[2][e] = input[e];
+        }
+#pragma unroll
+        for (int e = 0; e < kVectorElements; e += 2) RoundPair<X>(&y[r][e]);
       }
+      uint4 words[kConvRound];
+      sink(first, y, words);
 #pragma unroll
-      for (int e = 0; e < kVectorElements; e += 2) RoundPair<X>(&y[e]);
-      const uint4 words = sink(row, y);
-      const bool inside = row < chunk.count;
-      *place = make_uint4(inside ? words.x : 0, inside ? words.y : 0, inside ? words.z : 0,
-                          inside ? words.w : 0);
+      for (int r = 0; r < kConvRound; ++r) {
+        if (first + r >= chunk.count) words[r] = make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4*>(tile + PanelOffset(first + r, vector)) = words[r];
+      }
     }
   }
 }
+
+// Eight channels as FP16.
+__device__ inline uint4 Scaled(const Channels& y, float factor) {
+  return make_uint4(
+      PackHalves(y[0] * factor, y[1] * factor), PackHalves(y[2] * factor, y[3] * factor),
+      PackHalves(y[4] * factor, y[5] * factor), PackHalves(y[6] * factor, y[7] * factor));
+}
+
+// Rows of a head, shared by half a warp, to unit norm.
+struct UnitNorm {
+  __device__ void operator()(int, const Channels (&y)[kConvRound],
+                             uint4 (&words)[kConvRound]) const {
+    float sums[kConvRound];
+#pragma unroll
+    for (int r = 0; r < kConvRound; ++r) {
+      float squares[2] = {};
+#pragma unroll
+      for (int e = 0; e < kVectorElements; ++e) {
+        squares[e % 2] = fmaf(y[r][e], y[r][e], squares[e % 2]);
+      }
+      sums[r] = squares[0] + squares[1];
+    }
+    // The rows cover for each other's waits.
+#pragma unroll
+    for (int bit = 8; bit > 0; bit /= 2) {
+      float other[kConvRound];
+#pragma unroll
+      for (int r = 0; r < kConvRound; ++r) other[r] = __shfl_xor_sync(kFullMask, sums[r], bit);
+#pragma unroll
+      for (int r = 0; r < kConvRound; ++r) sums[r] += other[r];
+    }
+#pragma unroll
+    for (int r = 0; r < kConvRound; ++r) words[r] = Scaled(y[r], rsqrtf(sums[r] + kQkNormEps));
+  }
+};
 
 }  // namespace gdn::cuda::chunk
 

@@ -46,13 +46,6 @@ struct Group {
   __device__ void Sync() const { NamedBarrier(1 + index, kGroup); }
 };
 
-// Eight channels as FP16.
-__device__ inline uint4 Scaled(const Channels& y, float factor) {
-  return make_uint4(
-      PackHalves(y[0] * factor, y[1] * factor), PackHalves(y[2] * factor, y[3] * factor),
-      PackHalves(y[4] * factor, y[5] * factor), PackHalves(y[6] * factor, y[7] * factor));
-}
-
 // What a block's half warps convolve: q by the lower and k by the upper half of each warp, or the
 // values of two heads, of which the second may not be there.
 template <typename X>
@@ -103,14 +96,7 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
   if (chunk.count == 0) return;  // Of an empty sequence nothing but its convolution state.
   if (warp < p.ratio)
     FormGates(raw, a.beta_scale, p.scale, chunk.count, lane, &shared.scalars[warp]);
-  Convolve<X>(chunk, filter, past, warp, lane % 8, PanelOf(shared, true, lane),
-              [&](int, const Channels& y) {
-                float squares[2] = {};
-#pragma unroll
-                for (int e = 0; e < kVectorElements; ++e)
-                  squares[e % 2] = fmaf(y[e], y[e], squares[e % 2]);
-                return Scaled(y, rsqrtf(LaneSum<15>(squares[0] + squares[1]) + kQkNormEps));
-              });
+  Convolve<X>(chunk, filter, past, warp, lane % 8, PanelOf(shared, true, lane), UnitNorm());
   FenceForBulk();
   group.Sync();
   if (thread == 0) {
@@ -190,7 +176,12 @@ __device__ inline void ValuesBlock(const InParams& p, const SlotChunk& chunk, in
   betas[thread / kChunk][token] = a.beta_scale * FastSigmoid(raw);
   group.Sync();
   Convolve<X>(chunk, filter, past, warp, lane % 8, PanelOf(shared, false, lane),
-              [&](int row, const Channels& y) { return Scaled(y, betas[lane / 16][row]); });
+              [&](int row, const Channels(&y)[kConvRound], uint4(&words)[kConvRound]) {
+#pragma unroll
+                for (int r = 0; r < kConvRound; ++r) {
+                  words[r] = Scaled(y[r], betas[lane / 16][row + r]);
+                }
+              });
   FenceForBulk();
   group.Sync();
   if (thread == 0) {
@@ -251,6 +242,19 @@ __global__ void __launch_bounds__(kGroup, kBlocks) InKernel(const __grid_constan
   DoItem<X>(p, part, find, SharedOf(raw, 0), group);
 }
 
+// What a warpgroup of such blocks works on.
+struct Item {
+  int64_t slot;
+  SlotChunk chunk;
+  int32_t part;
+  bool exists;
+};
+__device__ inline void FindItem(const InParams& p, uint32_t ticket, ChunkOrder* order, Item* item) {
+  const auto parts = static_cast<uint32_t>(p.parts);
+  item->part = static_cast<int32_t>(ticket % parts);
+  item->exists = order->Find(static_cast<int>(ticket / parts), &item->slot, &item->chunk);
+}
+
 // A few blocks that keep their multiprocessors, and hand each item over as soon as it is done, to a
 // walk that runs beside them.
 template <typename X>
@@ -258,33 +262,34 @@ __global__ void __launch_bounds__(kBlocks* kGroup, 1)
     StreamKernel(const __grid_constant__ InParams p) {
   AllowNextKernel();
   extern __shared__ char raw[];
-  __shared__ uint32_t tickets[2][kBlocks];
+  __shared__ Item items[2][kBlocks];
+  __shared__ ChunkOrder orders[kBlocks];
   const int thread = static_cast<int>(threadIdx.x);
   const Group group = {thread / kGroup, thread % kGroup};
   InShared& shared = SharedOf(raw, group.index);
-  ChunkOrder order(p.args.cu_seqlens, static_cast<int>(p.args.layer.rows));
-  const auto parts = static_cast<uint32_t>(p.parts);
-  if (group.thread == 0) tickets[0][group.index] = atomicAdd(p.ticket, 1u);
+  if (group.thread == 0) {
+    orders[group.index].Init(p.args.cu_seqlens, static_cast<int>(p.args.layer.rows));
+    FindItem(p, atomicAdd(p.ticket, 1u), &orders[group.index], &items[0][group.index]);
+  }
   group.Sync();
   for (int turn = 0;; turn ^= 1) {
-    const uint32_t ticket = tickets[turn][group.index];
-    int64_t slot;
-    SlotChunk chunk;
-    if (!order.Find(static_cast<int>(ticket / parts), &slot, &chunk)) return;
+    const Item& item = items[turn][group.index];
+    if (!item.exists) return;
     uint32_t next = 0;
-    if (group.thread == 0) next = atomicAdd(p.ticket, 1u);  // Arrives in time for the next turn.
-    const auto find = [&](int64_t* to_slot, SlotChunk* to_chunk) {
-      *to_slot = slot;
-      *to_chunk = chunk;
+    if (group.thread == 0) next = atomicAdd(p.ticket, 1u);  // Arrives while this one is done.
+    const auto find = [&](int64_t* slot, SlotChunk* chunk) {
+      *slot = item.slot;
+      *chunk = item.chunk;
       return true;
     };
-    const int part = static_cast<int>(ticket % parts);
-    DoItem<X>(p, part, find, shared, group);
-    if (group.thread == 0) tickets[turn ^ 1][group.index] = next;
+    DoItem<X>(p, item.part, find, shared, group);
+    if (group.thread == 0) {
+      FindItem(p, next, &orders[group.index], &items[turn ^ 1][group.index]);
+    }
     group.Sync();
     if (group.thread == 0) {
       WaitForBulkStores();
-      Publish(p.ready + slot * parts + part);
+      Publish(p.ready + item.slot * p.parts + item.part);
     }
   }
 }

@@ -66,8 +66,10 @@ __device__ inline int WaitForChunks(const uint32_t* first, const uint32_t* secon
 // then the second of each that has one. Found one after the other.
 class ChunkOrder {
  public:
-  __device__ ChunkOrder(const int32_t* cu_seqlens, int sequences)
-      : cu_seqlens_(cu_seqlens), sequences_(sequences) {
+  __device__ void Init(const int32_t* cu_seqlens, int sequences) {
+    cu_seqlens_ = cu_seqlens;
+    sequences_ = sequences;
+    most_ = at_ = sequence_ = chunk_ = 0;
     for (int i = 0; i < sequences; ++i) {
       const int chunks = Chunks(i);
       most_ = chunks > most_ ? chunks : most_;
@@ -104,11 +106,11 @@ class ChunkOrder {
   }
 
   const int32_t* cu_seqlens_;
-  const int sequences_;
-  int most_ = 0;  // Chunks of the longest.
-  int at_ = 0;    // The position of (sequence_, chunk_), if there is such a chunk.
-  int sequence_ = 0;
-  int chunk_ = 0;
+  int sequences_;
+  int most_;  // Chunks of the longest.
+  int at_;    // The position of (sequence_, chunk_), if there is such a chunk.
+  int sequence_;
+  int chunk_;
 };
 
 }  // namespace gdn::cuda::chunk

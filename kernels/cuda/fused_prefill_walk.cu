@@ -113,17 +113,11 @@ bool CoversFusedPrefill(const Device& device, const gdn_fused_prefill_args& args
 }
 
 PrefillPlan PlanPrefill(const Device& device, const gdn_fused_decode_args& layer) {
-  // A walk of few heads leaves half of the device to the way in, and runs beside it. Halves of
-  // heads are faster, even one after the other, while they leave as much.
-  const int64_t heads = layer.rows * layer.value_heads;
-  const int64_t most = device.multiprocessors / 2;
-  if (2 * heads <= most) {
-    return {ChunkedSplit::kHalves, device.multiprocessors - static_cast<int>(2 * heads)};
-  }
-  if (heads <= most) {
-    return {ChunkedSplit::kWhole, device.multiprocessors - static_cast<int>(heads)};
-  }
-  return {ChunkedSplit::kHalves, 0};
+  // A walk of few heads leaves half of the device to the way in, and runs beside it.
+  const int64_t blocks = 2 * layer.rows * layer.value_heads;
+  const int streams =
+      2 * blocks <= device.multiprocessors ? device.multiprocessors - static_cast<int>(blocks) : 0;
+  return {ChunkedSplit::kHalves, streams};
 }
 
 gdn_status LaunchWalk(const gdn_exec& exec, const Device& device,
