@@ -30,8 +30,8 @@ __device__ inline RawGates LoadGates(const gdn_fused_decode_args& a, const SlotC
   }
   return raw;
 }
-__device__ inline void FormGates(const RawGates& raw, float beta_scale, float scale, int count, int lane,
-                                 InScalars* to) {
+__device__ inline void FormGates(const RawGates& raw, float beta_scale, float scale, int count,
+                                 int lane, InScalars* to) {
   float g[2];
   float beta[2];
   const float size = -expf(raw.a_log);
