@@ -1,8 +1,10 @@
 #include "gdn/kernels/l2_norm.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/recurrence_test_util.h"
 
@@ -104,6 +106,63 @@ TEST(L2Norm, InPlaceWithoutRstdAndWithoutEps) {
       EXPECT_EQ(together.x.bytes(), apart.y.bytes());
     }
   }
+}
+
+// Groups of three rows, the last one short: the bits of one call for each group, and nothing
+// written between them.
+TEST(L2Norm, GroupsOfRowsAreTheirOwnCalls) {
+  constexpr int64_t kRows = 11, kGroup = 3, kGroups = 4;
+  for (const gdn_dtype dtype : {GDN_F32, GDN_BF16}) {
+    for (const int64_t dim : {16, 64, 100}) {
+      std::vector<Backend> backends = BackendsUnderTest();
+      backends.push_back(kRef);
+      for (const Backend& backend : backends) {
+        SCOPED_TRACE(backend.name);
+        const int64_t x_group = kGroup * dim + 8, y_group = kGroup * dim + 24;
+        Tensor x(dtype, kGroups * x_group);
+        Random random(4);
+        for (int64_t i = 0; i < x.size(); ++i) x.Set(i, random.Normal());
+        Tensor grouped(dtype, kGroups * y_group), apart(dtype, kGroups * y_group);
+        std::vector<float> grouped_rstd(kRows), apart_rstd(kRows);
+        gdn_l2_norm_args args{
+            kRows, dim,  x.data(), dtype,   dim,    grouped.data(), dtype, dim, grouped_rstd.data(),
+            1e-6f, 2.0f, kGroup,   x_group, y_group};
+        ASSERT_EQ(gdn_l2_norm(Execution(backend).exec(), &args), GDN_OK) << gdn_last_error();
+        args.group_rows = 0;
+        for (int64_t group = 0; group < kGroups; ++group) {
+          args.rows = std::min(kGroup, kRows - group * kGroup);
+          args.x = static_cast<uint8_t*>(x.data()) + group * x_group * SizeOf(dtype);
+          args.y = static_cast<uint8_t*>(apart.data()) + group * y_group * SizeOf(dtype);
+          args.rstd = apart_rstd.data() + group * kGroup;
+          ASSERT_EQ(gdn_l2_norm(Execution(backend).exec(), &args), GDN_OK) << gdn_last_error();
+        }
+        EXPECT_EQ(grouped.bytes(), apart.bytes()) << dim;
+        EXPECT_EQ(grouped_rstd, apart_rstd);
+      }
+    }
+  }
+}
+
+TEST(L2Norm, RefusesGroupsThatOverlap) {
+  L2Call call(6, 8, GDN_F32, GDN_F32, 0);
+  Execution execution(kRef);
+  const auto refused = [&](const char* sentence, auto change) {
+    gdn_l2_norm_args args = call.Args();
+    args.group_rows = 2;
+    args.x_group_stride = args.y_group_stride = 16;
+    EXPECT_EQ(gdn_l2_norm(execution.exec(), &args), GDN_OK) << gdn_last_error();
+    change(args);
+    EXPECT_EQ(gdn_l2_norm(execution.exec(), &args), GDN_INVALID_ARGUMENT);
+    EXPECT_THAT(gdn_last_error(), testing::HasSubstr(sentence));
+  };
+  refused("group_rows must be", [](auto& a) { a.group_rows = -1; });
+  refused("x_group_stride", [](auto& a) { a.x_group_stride = 15; });
+  refused("y_group_stride", [](auto& a) { a.y_group_stride = 15; });
+  refused("beyond 64 bits", [](auto& a) { a.x_row_stride = int64_t{1} << 62; });
+  refused("the same group stride", [](auto& a) {
+    a.y = const_cast<void*>(a.x);
+    a.x_group_stride = 17;
+  });
 }
 
 TEST(L2Norm, RowsDoNotDependOnTheThreads) {

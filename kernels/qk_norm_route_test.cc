@@ -193,29 +193,6 @@ GDN_BACKEND_TEST(QkNormRoute, A2CallerNormalisesEachHeadAlone) {
   }
 }
 
-// Without rstd, tokens that are not dense are taken vector by vector: the same bits, and the same
-// elements left alone.
-GDN_BACKEND_TEST(QkNormRoute, A2TheOrderOfTheCallsIsInvisible) {
-  for (const gdn_dtype dtype : {GDN_F32, GDN_BF16}) {
-    for (const Backend& backend : {kRef, Tested(2)}) {
-      for (const int64_t tokens : {int64_t{1}, 2 * kHeads, 2 * kHeads + 1, kTokens}) {
-        Layer by_token(dtype, 7), by_vector(dtype, 7);
-        std::vector<float> rstd(kTokens * 2 * kHeads);
-        gdn_qk_norm_route route{};
-        gdn_qk_norm_prepare_args args = by_token.PrepareArgs(GDN_RULE_GDN2, 1);
-        args.tokens = tokens;
-        args.rstd = rstd.data();
-        ASSERT_EQ(Prepare(backend, args, by_token.qk, &route, &rstd), GDN_OK) << gdn_last_error();
-        args.rstd = nullptr;
-        args.qk = by_vector.qk.data();
-        ASSERT_EQ(Prepare(backend, args, by_vector.qk, &route), GDN_OK) << gdn_last_error();
-        EXPECT_EQ(by_vector.qk.bytes(), by_token.qk.bytes()) << backend.name << tokens;
-        EXPECT_NE(by_vector.qk.bytes(), Layer(dtype, 7).qk.bytes());
-      }
-    }
-  }
-}
-
 // A5: a key head replicated for its value heads, before the norm or after it, has the same bits.
 GDN_BACKEND_TEST(QkNormRoute, A5ReplicationCommutesWithTheNorm) {
   for (const Backend& backend : {kRef, Tested(0)}) {

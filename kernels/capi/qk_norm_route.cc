@@ -55,25 +55,17 @@ gdn_status gdn_qk_norm_prepare(const gdn_exec* exec, const gdn_qk_norm_prepare_a
   gdn_qk_norm_route chosen{};
   GDN_RETURN_IF_ERROR(RouteOf(kPrepare, args->variant, args->use_qk_l2norm != 0, &chosen));
   if (chosen.normalize_in_caller && args->tokens > 0) {
-    const bool dense = args->token_stride == args->vectors * args->key_dim;
-    // One call for each token, or for each vector where that is fewer; but those of one vector
-    // cannot write its column of rstd.
-    const bool by_vector = !dense && args->rstd == nullptr && args->vectors < args->tokens;
-    const int64_t calls = dense ? 1 : by_vector ? args->vectors : args->tokens;
-    const int64_t call_stride = by_vector ? args->key_dim : args->token_stride;
     gdn_l2_norm_args norm{};
-    norm.rows = dense ? args->tokens * args->vectors : by_vector ? args->tokens : args->vectors;
-    norm.dim = args->key_dim;
-    norm.x_row_stride = norm.y_row_stride = by_vector ? args->token_stride : args->key_dim;
+    norm.rows = args->tokens * args->vectors;
+    norm.dim = norm.x_row_stride = norm.y_row_stride = args->key_dim;
+    norm.group_rows = args->vectors;
+    norm.x_group_stride = norm.y_group_stride = args->token_stride;
+    norm.x = norm.y = args->qk;
     norm.x_dtype = norm.y_dtype = args->dtype;
+    norm.rstd = args->rstd;
     norm.eps = GDN_QK_L2NORM_EPS;
     norm.scale = 1.0f;
-    for (int64_t call = 0; call < calls; ++call) {
-      norm.y = static_cast<char*>(args->qk) + call * call_stride * SizeOf(args->dtype);
-      norm.x = norm.y;
-      norm.rstd = args->rstd == nullptr ? nullptr : args->rstd + call * args->vectors;
-      GDN_RETURN_IF_ERROR(gdn_l2_norm(exec, &norm));
-    }
+    GDN_RETURN_IF_ERROR(gdn_l2_norm(exec, &norm));
   }
   *route = chosen;
   return GDN_OK;

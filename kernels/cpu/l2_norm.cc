@@ -8,6 +8,7 @@
 // After foreach_target.h.
 #include "gdn/kernels/cpu_pool.h"
 #include "hwy/highway.h"
+#include "kernels/common/row_groups.h"
 #include "kernels/cpu/elements-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -40,8 +41,10 @@ void Rows(const gdn_l2_norm_args& args, int64_t begin, int64_t end) {
   const size_t n = hn::Lanes(d);
   const auto dim = static_cast<size_t>(args.dim);
   for (int64_t row = begin; row < end; ++row) {
-    const TX* x = static_cast<const TX*>(args.x) + row * args.x_row_stride;
-    TY* y = static_cast<TY*>(args.y) + row * args.y_row_stride;
+    const TX* x = static_cast<const TX*>(args.x) +
+                  kernels::RowOffset(row, args.x_row_stride, args.group_rows, args.x_group_stride);
+    TY* y = static_cast<TY*>(args.y) +
+            kernels::RowOffset(row, args.y_row_stride, args.group_rows, args.y_group_stride);
     const float root = std::sqrt(SumOfSquares(x, dim) + args.eps);
     const float rstd = root == 0.0f ? 0.0f : 1.0f / root;
     const auto factor = hn::Set(d, rstd);

@@ -339,6 +339,40 @@ TEST_F(OpsCuda, GatesAtTheExtremes) {
   }
 }
 
+// In groups as heads of tokens: with vectors where everything is aligned, and without.
+TEST_F(OpsCuda, GroupsOfRowsMatchRef) {
+  constexpr int64_t kRows = 11, kGroup = 3, kGroups = 4;
+  for (const auto& [dim, gap] : {std::pair{int64_t{128}, int64_t{64}}, {128, 3}, {100, 8}}) {
+    SCOPED_TRACE("dim " + std::to_string(dim) + ", gap " + std::to_string(gap));
+    const int64_t stride = kGroup * dim + gap;
+    Tensor x = RandomTensor(GDN_BF16, kGroups * stride, 2.0f, 13);
+    const Tensor before = x;
+    const DeviceBuffer device(x);
+    const Stream stream;
+    const gdn_exec exec = stream.Exec();
+    gdn_l2_norm_args args{};
+    args.rows = kRows;
+    args.dim = args.x_row_stride = args.y_row_stride = dim;
+    args.x = args.y = device.get();
+    args.x_dtype = args.y_dtype = GDN_BF16;
+    args.eps = 1e-6f;
+    args.scale = 1.0f;
+    args.group_rows = kGroup;
+    args.x_group_stride = args.y_group_stride = stride;
+    ASSERT_EQ(gdn_l2_norm(&exec, &args), GDN_OK) << gdn_last_error();
+    args.x = args.y = x.data();
+    ASSERT_EQ(gdn_l2_norm(&kRefExec, &args), GDN_OK) << gdn_last_error();
+    stream.Synchronize();
+    const Tensor got = Downloaded(device, GDN_BF16);
+    EXPECT_LE(Difference(got, x), 1e-3);
+    // Between the groups, and behind the last one's two rows.
+    for (int64_t i = 0; i < x.size(); ++i) {
+      if (i % stride < (i / stride == kGroups - 1 ? 2 : kGroup) * dim) continue;
+      ASSERT_EQ(got.Get(i), before.Get(i)) << i;
+    }
+  }
+}
+
 TEST_F(OpsCuda, NormsMatchRef) {
   for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
     for (int64_t dim : {1, 31, 128, 1000, 4096}) {

@@ -20,7 +20,7 @@ extern "C" {
 typedef struct gdn_l2_norm_args {
   int64_t rows;  /*!< Number of rows, >= 0. */
   int64_t dim;   /*!< Length of a row, >= 1. */
-  const void* x; /*!< [in] [rows, dim], row stride x_row_stride, last dimension dense. */
+  const void* x; /*!< [in] [rows, dim], last dimension dense. */
   gdn_dtype x_dtype;
   int64_t x_row_stride; /*!< Elements between rows, >= dim. */
   void* y;              /*!< [out] [rows, dim]; may be x itself. */
@@ -29,6 +29,11 @@ typedef struct gdn_l2_norm_args {
   float* rstd; /*!< [out] [rows] rsqrt(sum(x^2) + eps) for a backward pass, or NULL. */
   float eps;   /*!< >= 0; the published models use 1e-6. */
   float scale; /*!< Applied after the normalisation; 1 for none. */
+  /*! 0: one run of rows. Else rows come in groups of so many, as heads of tokens do: the row
+   * strides hold within a group, the group strides between the first rows of two. */
+  int64_t group_rows;
+  int64_t x_group_stride; /*!< >= group_rows * x_row_stride; not read without groups. */
+  int64_t y_group_stride;
 } gdn_l2_norm_args;
 
 gdn_status gdn_l2_norm(const gdn_exec* exec, const gdn_l2_norm_args* args);

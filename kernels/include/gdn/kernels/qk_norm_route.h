@@ -44,9 +44,7 @@ typedef struct gdn_qk_norm_prepare_args {
   int64_t key_dim;       /*!< K >= 1. */
   void* qk;              /*!< [in,out] [T, vectors, K], vectors and elements dense. */
   gdn_dtype dtype;
-  /*! >= vectors * K. Dense tokens are normalised in one launch; others in one for each token or,
-   *  without rstd, for each vector if these are fewer. */
-  int64_t token_stride;
+  int64_t token_stride; /*!< >= vectors * K. */
   float* rstd; /*!< [out] [T, vectors] for gdn_l2_norm_backward, or NULL; only where the route
                     normalises in the caller, else untouched. */
 } gdn_qk_norm_prepare_args;
