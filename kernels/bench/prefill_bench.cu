@@ -3,8 +3,9 @@
 //
 // Times are medians over replays of a CUDA graph, per layer. Launches rotate over as many layers
 // (projections, states, outputs) as exceed four times the L2; what lies between the ops is shared,
-// as the layers of a model share it. TFLOP/s count the matrix products that the delta rule
-// executes, and `% peak` is their share of the tensor cores' at the device's highest clock.
+// as the layers of a model share it. TFLOP/s count the matrix products that the fused op's walk
+// executes, over the faster walk's time; `% peak` is their share of the tensor cores' at the
+// device's highest clock.
 //
 // usage: prefill_bench [--cases=1x1024,16x2048,...] [--heads=16:32,...] [--replays=20]
 //                      [--fused-only]
@@ -37,9 +38,8 @@ using gdn::bench::Must;
 constexpr int64_t kDim = 128;
 constexpr int64_t kWidth = 4;
 constexpr int64_t kChunk = 64;
-// S k, S q, U k^T; k k^T, q k^T; T R, P U.
-constexpr double kFlopsPerChunk =
-    2.0 * kChunk * (3 * kDim * kDim + 2 * kChunk * kDim + 2 * kChunk * kDim);
+// Of the walk: S k, S q, U k^T; T R, P U.
+constexpr double kFlopsPerChunk = 2.0 * kChunk * (3 * kDim * kDim + 2 * kChunk * kDim);
 
 template <typename T>
 class Buffer {

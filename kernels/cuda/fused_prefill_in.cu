@@ -46,7 +46,7 @@ struct Group {
   __device__ void Sync() const { NamedBarrier(1 + index, kGroup); }
 };
 
-// What a block's half warps convolve: q by the lower and k by the upper half of each warp, or the
+// What half warps convolve: q by the lower and k by the upper half of each warp, or the
 // values of two heads, of which the second may not be there.
 template <typename X>
 __device__ inline Columns<X> ColumnsOf(const InParams& p, int part, int lane) {
@@ -78,10 +78,11 @@ __device__ inline char* PanelOf(InShared& shared, bool is_key, int lane) {
          (is_key ? panel ^ 2 : panel) * int64_t{kPanelElements * 2};
 }
 
+// A key head and its value heads.
 template <typename X>
-__device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int64_t slot,
-                                 int key_head, const Columns<X>& columns, const Filter& filter,
-                                 InShared& shared, const Group& group) {
+__device__ inline void DoKeys(const InParams& p, const SlotChunk& chunk, int64_t slot, int key_head,
+                              const Columns<X>& columns, const Filter& filter, InShared& shared,
+                              const Group& group) {
 #ifdef GDN_WGMMA
   const gdn_fused_decode_args& a = p.args.layer;
   const int thread = group.thread;
@@ -94,8 +95,9 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
   Past<X> past;
   LoadPast(a, chunk, columns, warp, past);
   if (chunk.count == 0) return;  // Of an empty sequence nothing but its convolution state.
-  if (warp < p.ratio)
+  if (warp < p.ratio) {
     FormGates(raw, a.beta_scale, p.scale, chunk.count, lane, &shared.scalars[warp]);
+  }
   Convolve<X>(chunk, filter, past, warp, lane % 8, PanelOf(shared, true, lane), UnitNorm());
   FenceForBulk();
   group.Sync();
@@ -154,10 +156,11 @@ __device__ inline void KeysBlock(const InParams& p, const SlotChunk& chunk, int6
 #endif
 }
 
+// The values of two heads.
 template <typename X>
-__device__ inline void ValuesBlock(const InParams& p, const SlotChunk& chunk, int64_t slot,
-                                   int pair, const Columns<X>& columns, const Filter& filter,
-                                   InShared& shared, const Group& group) {
+__device__ inline void DoValues(const InParams& p, const SlotChunk& chunk, int64_t slot, int pair,
+                                const Columns<X>& columns, const Filter& filter, InShared& shared,
+                                const Group& group) {
   const gdn_fused_decode_args& a = p.args.layer;
   const int thread = group.thread;
   const int lane = thread % 32;
@@ -216,10 +219,10 @@ __device__ inline void DoItem(const InParams& p, int part, const Find& find, InS
     if (to >= 0) StoreCheckpoint(a, chunk, columns, to);
   }
   if (part < a.key_heads) {
-    KeysBlock<X>(p, chunk, slot, part, columns, filter, shared, group);
+    DoKeys<X>(p, chunk, slot, part, columns, filter, shared, group);
   } else {
-    ValuesBlock<X>(p, chunk, slot, part - static_cast<int>(a.key_heads), columns, filter, shared,
-                   group);
+    DoValues<X>(p, chunk, slot, part - static_cast<int>(a.key_heads), columns, filter, shared,
+                group);
   }
 }
 
