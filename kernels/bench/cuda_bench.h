@@ -11,7 +11,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gdn/kernels/types.h"
@@ -101,6 +103,25 @@ class GraphTimer {
   cudaEvent_t end_ = nullptr;
 };
 
+// What an option does with its value: what follows `=`, empty without one.
+using OptionAction = std::function<void(const std::string& value)>;
+
+// A command line of --name and --name=value; ends the program at any other.
+inline void ParseOptions(int argc, char** argv,
+                         const std::map<std::string, OptionAction>& actions) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const size_t equals = std::min(argument.find('='), argument.size());
+    const auto found = actions.find(argument.substr(0, equals));
+    if (found == actions.end()) {
+      std::fprintf(stderr, "%s: unknown option %s; see the head of its source\n",
+                   program_invocation_short_name, argv[i]);
+      std::exit(2);
+    }
+    found->second(argument.substr(std::min(equals + 1, argument.size())));
+  }
+}
+
 // Calls `item` with each element of a comma-separated list.
 inline void ForEach(const std::string& list, const std::function<void(const std::string&)>& item) {
   for (size_t begin = 0; begin <= list.size();) {
@@ -108,6 +129,20 @@ inline void ForEach(const std::string& list, const std::function<void(const std:
     item(list.substr(begin, end - begin));
     begin = end + 1;
   }
+}
+
+inline std::vector<int64_t> Numbers(const std::string& list) {
+  std::vector<int64_t> numbers;
+  ForEach(list, [&](const std::string& item) { numbers.push_back(std::stoll(item)); });
+  return numbers;
+}
+// Of a list like 16:32,16:48.
+inline std::vector<std::pair<int64_t, int64_t>> Pairs(const std::string& list, char separator) {
+  std::vector<std::pair<int64_t, int64_t>> pairs;
+  ForEach(list, [&](const std::string& item) {
+    pairs.emplace_back(std::stoll(item), std::stoll(item.substr(item.find(separator) + 1)));
+  });
+  return pairs;
 }
 
 }  // namespace gdn::bench

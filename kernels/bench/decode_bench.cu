@@ -32,6 +32,9 @@ using gdn::bench::FillUniform;
 using gdn::bench::ForEach;
 using gdn::bench::GraphTimer;
 using gdn::bench::Must;
+using gdn::bench::Numbers;
+using gdn::bench::Pairs;
+using gdn::bench::ParseOptions;
 
 constexpr int64_t kDim = 128;
 constexpr int64_t kWidth = 4;
@@ -343,45 +346,28 @@ class Bench {
 
 Options Parse(int argc, char** argv) {
   Options options;
-  for (int i = 1; i < argc; ++i) {
-    const char* const equals = std::strchr(argv[i], '=');
-    const std::string name(
-        argv[i], equals == nullptr ? std::strlen(argv[i]) : static_cast<size_t>(equals - argv[i]));
-    const char* const value = equals == nullptr ? "" : equals + 1;
-    if (name == "--batches") {
-      options.batches.clear();
-      ForEach(value, [&](const std::string& s) { options.batches.push_back(std::stoll(s)); });
-    } else if (name == "--heads") {
-      options.heads.clear();
-      ForEach(value, [&](const std::string& s) {
-        options.heads.emplace_back(std::stoll(s), std::stoll(s.substr(s.find(':') + 1)));
-      });
-    } else if (name == "--state") {
-      options.states.clear();
-      ForEach(value, [&](const std::string& s) {
-        options.states.push_back(s == "f32" ? GDN_F32 : GDN_BF16);
-      });
-    } else if (name == "--tilings") {
-      options.all_tilings = equals == nullptr;
-      if (equals != nullptr) {
-        ForEach(value, [&](const std::string& s) { options.tilings.push_back(std::stoi(s)); });
-      }
-    } else if (name == "--early-start") {
-      options.early_start = true;
-    } else if (name == "--in-order") {
-      options.in_order = true;
-    } else if (name == "--tokens") {
-      options.tokens = std::stoll(value);
-    } else if (name == "--replays") {
-      options.replays = std::stoi(value);
-    } else if (name == "--json") {
-      options.json = value;
-    } else {
-      std::fprintf(stderr, "decode_bench: unknown option %s; see the head of decode_bench.cu\n",
-                   argv[i]);
-      std::exit(2);
-    }
-  }
+  ParseOptions(
+      argc, argv,
+      {{"--batches", [&](const std::string& value) { options.batches = Numbers(value); }},
+       {"--heads", [&](const std::string& value) { options.heads = Pairs(value, ':'); }},
+       {"--state",
+        [&](const std::string& value) {
+          options.states.clear();
+          ForEach(value, [&](const std::string& s) {
+            options.states.push_back(s == "f32" ? GDN_F32 : GDN_BF16);
+          });
+        }},
+       {"--tilings",
+        [&](const std::string& value) {
+          options.all_tilings = value.empty();
+          if (value.empty()) return;
+          ForEach(value, [&](const std::string& s) { options.tilings.push_back(std::stoi(s)); });
+        }},
+       {"--early-start", [&](const std::string&) { options.early_start = true; }},
+       {"--in-order", [&](const std::string&) { options.in_order = true; }},
+       {"--tokens", [&](const std::string& value) { options.tokens = std::stoll(value); }},
+       {"--replays", [&](const std::string& value) { options.replays = std::stoi(value); }},
+       {"--json", [&](const std::string& value) { options.json = value; }}});
   return options;
 }
 

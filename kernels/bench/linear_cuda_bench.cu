@@ -30,6 +30,8 @@ using gdn::bench::FillUniform;
 using gdn::bench::ForEach;
 using gdn::bench::GraphTimer;
 using gdn::bench::Must;
+using gdn::bench::Numbers;
+using gdn::bench::ParseOptions;
 
 void Must(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
@@ -359,33 +361,19 @@ class Bench {
 
 Options Parse(int argc, char** argv) {
   Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const size_t equals = argument.find('=');
-    const std::string name = argument.substr(0, equals);
-    const std::string value = equals == std::string::npos ? "" : argument.substr(equals + 1);
-    if (name == "--rows") {
-      options.rows.clear();
-      ForEach(value, [&](const std::string& item) { options.rows.push_back(std::stoll(item)); });
-    } else if (name == "--shapes") {
-      options.shapes.clear();
-      ForEach(value, [&](const std::string& item) { options.shapes.push_back(item); });
-    } else if (name == "--no-lt") {
-      options.lt = false;
-    } else if (name == "--invariant") {
-      options.invariant = true;
-    } else if (name == "--chain-only") {
-      options.singles = false;
-    } else if (name == "--no-chain") {
-      options.chain = false;
-    } else if (name == "--replays") {
-      options.replays = std::stoi(value);
-    } else {
-      std::fprintf(stderr, "linear_cuda_bench: unknown option %s; see linear_cuda_bench.cu\n",
-                   argv[i]);
-      std::exit(2);
-    }
-  }
+  ParseOptions(
+      argc, argv,
+      {{"--rows", [&](const std::string& value) { options.rows = Numbers(value); }},
+       {"--shapes",
+        [&](const std::string& value) {
+          options.shapes.clear();
+          ForEach(value, [&](const std::string& s) { options.shapes.push_back(s); });
+        }},
+       {"--no-lt", [&](const std::string&) { options.lt = false; }},
+       {"--invariant", [&](const std::string&) { options.invariant = true; }},
+       {"--chain-only", [&](const std::string&) { options.singles = false; }},
+       {"--no-chain", [&](const std::string&) { options.chain = false; }},
+       {"--replays", [&](const std::string& value) { options.replays = std::stoi(value); }}});
   return options;
 }
 

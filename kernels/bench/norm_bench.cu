@@ -25,9 +25,10 @@
 namespace {
 
 using gdn::bench::FillUniform;
-using gdn::bench::ForEach;
 using gdn::bench::GraphTimer;
 using gdn::bench::Must;
+using gdn::bench::Numbers;
+using gdn::bench::ParseOptions;
 
 template <int kVectors, int kThreads>
 __global__ void __launch_bounds__(kThreads) Copy(const uint4* from, uint4* to, int64_t count) {
@@ -340,24 +341,12 @@ class Bench {
 
 int main(int argc, char** argv) {
   Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const auto numbers = [&](std::vector<int64_t>* to) {
-      to->clear();
-      ForEach(argument.substr(argument.find('=') + 1),
-              [&](const std::string& item) { to->push_back(std::atoll(item.c_str())); });
-    };
-    if (argument.rfind("--replays=", 0) == 0) {
-      options.replays = std::max(1, std::atoi(argument.c_str() + 10));
-    } else if (argument.rfind("--rows=", 0) == 0) {
-      numbers(&options.rows);
-    } else if (argument.rfind("--dims=", 0) == 0) {
-      numbers(&options.dims);
-    } else {
-      std::fprintf(stderr, "usage: norm_bench [--replays=11] [--rows=32,...] [--dims=64,...]\n");
-      return 2;
-    }
-  }
+  ParseOptions(
+      argc, argv,
+      {{"--replays",
+        [&](const std::string& value) { options.replays = std::max(1, std::stoi(value)); }},
+       {"--rows", [&](const std::string& value) { options.rows = Numbers(value); }},
+       {"--dims", [&](const std::string& value) { options.dims = Numbers(value); }}});
   Bench(options).Run();
   return 0;
 }

@@ -31,9 +31,10 @@
 namespace {
 
 using gdn::bench::FillUniform;
-using gdn::bench::ForEach;
 using gdn::bench::GraphTimer;
 using gdn::bench::Must;
+using gdn::bench::Pairs;
+using gdn::bench::ParseOptions;
 
 constexpr int64_t kDim = 128;
 constexpr int64_t kWidth = 4;
@@ -316,39 +317,20 @@ class Bench {
   double peak_ = 0.0;
 };
 
-// Calls `item` with each pair of a comma-separated list.
-std::vector<std::pair<int64_t, int64_t>> Pairs(const char* list, char separator) {
-  std::vector<std::pair<int64_t, int64_t>> pairs;
-  ForEach(list, [&](const std::string& item) {
-    pairs.emplace_back(std::stoll(item), std::stoll(item.substr(item.find(separator) + 1)));
-  });
-  return pairs;
-}
-
 Options Parse(int argc, char** argv) {
   Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const size_t equals = std::min(argument.find('='), argument.size());
-    const std::string name = argument.substr(0, equals);
-    const char* const value = equals < argument.size() ? argv[i] + equals + 1 : "";
-    if (name == "--cases") {
-      options.cases.clear();
-      for (const auto& [sequences, length] : Pairs(value, 'x')) {
-        options.cases.push_back({sequences, length});
-      }
-    } else if (name == "--heads") {
-      options.heads = Pairs(value, ':');
-    } else if (name == "--replays") {
-      options.replays = std::stoi(value);
-    } else if (name == "--fused-only") {
-      options.fused_only = true;
-    } else {
-      std::fprintf(stderr, "prefill_bench: unknown option %s; see the head of prefill_bench.cu\n",
-                   argv[i]);
-      std::exit(2);
-    }
-  }
+  ParseOptions(
+      argc, argv,
+      {{"--cases",
+        [&](const std::string& value) {
+          options.cases.clear();
+          for (const auto& [sequences, length] : Pairs(value, 'x')) {
+            options.cases.push_back({sequences, length});
+          }
+        }},
+       {"--heads", [&](const std::string& value) { options.heads = Pairs(value, ':'); }},
+       {"--replays", [&](const std::string& value) { options.replays = std::stoi(value); }},
+       {"--fused-only", [&](const std::string&) { options.fused_only = true; }}});
   return options;
 }
 

@@ -24,6 +24,8 @@ namespace {
 
 using gdn::bench::GraphTimer;
 using gdn::bench::Must;
+using gdn::bench::Numbers;
+using gdn::bench::ParseOptions;
 
 // About normal, from a hash of the position.
 __global__ void FillNormal(float* data, int64_t count, float scale) {
@@ -195,30 +197,11 @@ int main(int argc, char** argv) {
   int64_t vocab = 248320;
   int replays = 20;
   std::string json;
-  for (int i = 1; i < argc; ++i) {
-    const char* const equals = std::strchr(argv[i], '=');
-    const std::string name(
-        argv[i], equals == nullptr ? std::strlen(argv[i]) : static_cast<size_t>(equals - argv[i]));
-    const std::string value = equals == nullptr ? "" : equals + 1;
-    if (name == "--batches") {
-      batches.clear();
-      for (size_t begin = 0; begin <= value.size();) {
-        const size_t end = std::min(value.find(',', begin), value.size());
-        batches.push_back(std::stoll(value.substr(begin, end - begin)));
-        begin = end + 1;
-      }
-    } else if (name == "--vocab") {
-      vocab = std::stoll(value);
-    } else if (name == "--replays") {
-      replays = std::stoi(value);
-    } else if (name == "--json") {
-      json = value;
-    } else {
-      std::fprintf(stderr, "sampling_bench: unknown option %s; see the head of sampling_bench.cu\n",
-                   argv[i]);
-      return 2;
-    }
-  }
+  ParseOptions(argc, argv,
+               {{"--batches", [&](const std::string& value) { batches = Numbers(value); }},
+                {"--vocab", [&](const std::string& value) { vocab = std::stoll(value); }},
+                {"--replays", [&](const std::string& value) { replays = std::stoi(value); }},
+                {"--json", [&](const std::string& value) { json = value; }}});
   Bench(batches, vocab, replays, json).Run();
   return 0;
 }

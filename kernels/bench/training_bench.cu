@@ -35,9 +35,10 @@
 namespace {
 
 using gdn::bench::FillUniform;
-using gdn::bench::ForEach;
 using gdn::bench::GraphTimer;
 using gdn::bench::Must;
+using gdn::bench::Pairs;
+using gdn::bench::ParseOptions;
 
 constexpr int64_t kDim = 128;
 
@@ -424,39 +425,16 @@ class Bench {
   const GraphTimer timer_;
 };
 
-std::vector<std::pair<int64_t, int64_t>> Pairs(const char* list, char separator) {
-  std::vector<std::pair<int64_t, int64_t>> pairs;
-  ForEach(list, [&](const std::string& item) {
-    pairs.emplace_back(std::stoll(item), std::stoll(item.substr(item.find(separator) + 1)));
-  });
-  return pairs;
-}
-
 Options Parse(int argc, char** argv) {
   Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const size_t equals = std::min(argument.find('='), argument.size());
-    const std::string name = argument.substr(0, equals);
-    const char* const value = equals < argument.size() ? argv[i] + equals + 1 : "";
-    if (name == "--cases") {
-      options.cases = Pairs(value, 'x');
-    } else if (name == "--heads") {
-      options.heads = Pairs(value, ':');
-    } else if (name == "--replays") {
-      options.replays = std::stoi(value);
-    } else if (name == "--routes") {
-      options.routes = true;
-    } else if (name == "--gdn2") {
-      options.gdn2 = true;
-    } else if (name == "--repeats") {
-      options.repeats = std::stoi(value);
-    } else {
-      std::fprintf(stderr, "training_bench: unknown option %s; see the head of training_bench.cu\n",
-                   argv[i]);
-      std::exit(2);
-    }
-  }
+  ParseOptions(
+      argc, argv,
+      {{"--cases", [&](const std::string& value) { options.cases = Pairs(value, 'x'); }},
+       {"--heads", [&](const std::string& value) { options.heads = Pairs(value, ':'); }},
+       {"--replays", [&](const std::string& value) { options.replays = std::stoi(value); }},
+       {"--repeats", [&](const std::string& value) { options.repeats = std::stoi(value); }},
+       {"--gdn2", [&](const std::string&) { options.gdn2 = true; }},
+       {"--routes", [&](const std::string&) { options.routes = true; }}});
   return options;
 }
 
