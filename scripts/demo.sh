@@ -30,7 +30,7 @@ cleanup() {
 }
 trap cleanup EXIT
 
-say "starting gdn_server with $(basename "$model") on the CPU"
+say "starting gdn_server with $(basename "$model")"
 "$build/server/gdn_server" --model "$model" --listen 127.0.0.1:0 --metrics-listen off \
   --port-file "$work/port" >"$work/server.log" 2>&1 &
 server_pid=$!
