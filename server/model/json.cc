@@ -131,9 +131,7 @@ std::string Json::Describe() const {
     std::string operator()(bool value) const { return value ? "true" : "false"; }
     std::string operator()(int64_t value) const { return absl::StrCat(value); }
     std::string operator()(uint64_t value) const { return absl::StrCat(value); }
-    std::string operator()(double value) const {
-      return absl::StrCat(value, " (written with a fraction or an exponent, or beyond 64 bits)");
-    }
+    std::string operator()(double value) const { return absl::StrCat(value); }
     std::string operator()(const std::string& value) const { return Quoted(value); }
     std::string operator()(const Array& value) const {
       return absl::StrCat("an array of ", value.size());

@@ -24,7 +24,11 @@ absl::StatusOr<int64_t> GetInt(const JsonObject& object, const char* key, int64_
   const Json* member = object.Find(key);
   const int64_t* value = member == nullptr ? nullptr : member->As<int64_t>();
   if (value == nullptr || *value < min || *value > max) {
-    return FieldError(object, key, absl::StrCat("an integer in ", min, "..", max), member);
+    const bool real = member != nullptr && member->As<double>() != nullptr;
+    return FieldError(object, key,
+                      absl::StrCat("an integer in ", min, "..", max,
+                                   real ? ", written without a fraction or an exponent" : ""),
+                      member);
   }
   return *value;
 }

@@ -42,7 +42,7 @@ TempFolder::~TempFolder() {
 }
 
 std::string TempFolder::Write(const std::string& file, const std::string& bytes) const {
-  const std::string path = absl::StrCat(path_, "/", file);
+  std::string path = absl::StrCat(path_, "/", file);
   std::ofstream stream(path, std::ios::binary);
   stream.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   stream.close();

@@ -23,6 +23,7 @@ gdn_dtype ToDtype(model::ElementType type) {
 absl::Status Pack(const std::vector<model::MatrixView>& blocks, const PackOptions& options,
                   const char* name, PackedWeight* packed) {
   std::vector<gdn_weight_rows> rows;
+  rows.reserve(blocks.size());
   for (const model::MatrixView& block : blocks) {
     rows.push_back({block.data, ToDtype(block.type), block.rows});
   }

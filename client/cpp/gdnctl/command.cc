@@ -6,6 +6,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gdn/client/status.h"
 
@@ -25,9 +26,9 @@ std::string Advice(const GlobalFlags& flags, const absl::Status& status) {
     case absl::StatusCode::kDeadlineExceeded:
       return "Allow more time with --timeout.";
     case absl::StatusCode::kNotFound:
+      if (!absl::StrContains(status.message(), "session")) return "";
       return "'gdnctl session list' shows the sessions that are alive, 'gdnctl session create' "
-             "makes "
-             "one.";
+             "makes one.";
     case absl::StatusCode::kFailedPrecondition:
       if (const auto mismatch = client::GetPositionMismatch(status)) {
         return absl::StrCat("The session is at position ", mismatch->actual_position(),

@@ -39,6 +39,12 @@ absl::StatusOr<DeviceInfo> UseDevice(int32_t index) {
                                                       properties.major, ".", properties.minor,
                                                       "; 8.0 or newer is needed"));
   }
+  if (const cudaError_t found = FindKernelImage(); found != cudaSuccess) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "this build has no code for ", info.name, " (compute capability ", properties.major, ".",
+        properties.minor, "): ", cudaGetErrorString(found),
+        "; build with -DCMAKE_CUDA_ARCHITECTURES=", info.capability, " or the release preset"));
+  }
   size_t free_bytes = 0;
   size_t total_bytes = 0;
   GDN_RETURN_IF_ERROR(

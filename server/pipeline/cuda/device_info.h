@@ -4,6 +4,8 @@
 #ifndef SERVER_PIPELINE_CUDA_DEVICE_INFO_H_
 #define SERVER_PIPELINE_CUDA_DEVICE_INFO_H_
 
+#include <cuda_runtime_api.h>
+
 #include <cstdint>
 #include <string>
 
@@ -20,8 +22,11 @@ struct DeviceInfo {
 };
 
 // Makes device `index` current for this thread. FAILED_PRECONDITION says in one sentence why it
-// cannot be used: no driver, no device, too old.
+// cannot be used: no driver, no device, too old, no code for it in this build.
 absl::StatusOr<DeviceInfo> UseDevice(int32_t index);
+
+// Success, or what keeps the current device from running this build's kernels.
+cudaError_t FindKernelImage();
 
 }  // namespace gdn::pipeline
 

@@ -95,6 +95,7 @@ absl::Status Place(const model::Weights& weights, const model::LayerRange& range
 
 }  // namespace
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): the host's memory goes with the call.
 absl::Status DeviceModel::Load(model::Weights weights, const model::LayerRange& range) {
   Placer measure(nullptr, nullptr);
   GDN_RETURN_IF_ERROR(Place(weights, range, &measure, this));
