@@ -1,6 +1,7 @@
 #include "gdn/kernels/linear_argmax.h"
 
 #include <limits>
+#include <new>
 
 #include "kernels/capi/dense_checks.h"
 #include "kernels/capi/dispatch.h"
@@ -84,5 +85,9 @@ gdn_status gdn_linear_argmax(const gdn_exec* exec, const gdn_linear_argmax_args*
 #ifdef GDN_HAS_CUDA
   if (exec->backend == GDN_BACKEND_CUDA) return gdn::cuda::LinearArgmax(*exec, *args);
 #endif
-  return gdn::ref::LinearArgmax(*exec, *args);
+  try {
+    return gdn::ref::LinearArgmax(*exec, *args);
+  } catch (const std::bad_alloc&) {
+    return gdn::kernels::Fail(GDN_DEVICE_ERROR, "linear_argmax: no host memory for the logits");
+  }
 }

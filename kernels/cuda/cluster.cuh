@@ -102,7 +102,9 @@ __device__ inline void WaitForPreviousKernel() {
 }
 
 // Lets the next kernel of the stream start its prologue, if it was launched to do so. To be called
-// after WaitForPreviousKernel, so that the next kernel overlaps this one only.
+// after WaitForPreviousKernel, so that the next kernel overlaps this one only. A kernel that calls
+// it before may be overlapped together with the one before it: then the next kernel may write
+// nothing, not even a workspace, before its own wait.
 __device__ inline void AllowNextKernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

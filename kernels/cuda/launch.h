@@ -17,6 +17,7 @@ inline cudaStream_t Stream(const gdn_exec& exec) { return static_cast<cudaStream
 
 // GDN_OK, or GDN_DEVICE_ERROR with the runtime's sentence.
 inline gdn_status CheckCuda(const char* op, cudaError_t error) {
+  if (error != cudaSuccess) (void)cudaGetLastError();  // Or the next op would report it.
   GDN_CHECK_ARG(error == cudaSuccess, GDN_DEVICE_ERROR, "%s: CUDA reported %s: %s", op,
                 cudaGetErrorName(error), cudaGetErrorString(error));
   return GDN_OK;
@@ -32,6 +33,14 @@ struct Device {
   int multiprocessors;
 };
 gdn_status CurrentDevice(const char* op, Device* device);
+// Whether the device takes sm_90a's instructions, and this build has them.
+inline bool RunsSm90a([[maybe_unused]] const Device& device) {
+#ifdef GDN_SM90A
+  return device.compute_capability == 90;
+#else
+  return false;
+#endif
+}
 
 // Lets a kernel have this much dynamic shared memory on the current device, and, with `no_l1`, have
 // the multiprocessors give it all they can at the cost of their L1. Asked of the runtime on the

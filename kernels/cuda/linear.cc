@@ -248,7 +248,7 @@ gdn_status MakeLinearPlan(const gdn_linear_shape& shape, std::unique_ptr<gdn_lin
         CheckCuda(kPlanOp, PrepareLinearSkinny(shape.weight_dtype, shape.k, plan->shared_bytes)));
   }
   GDN_RETURN_IF_ERROR(CheckCuda(kPlanOp, PrepareLinearTile(shape.weight_dtype)));
-  plan->wide = device.compute_capability == 90 &&
+  plan->wide = RunsSm90a(device) &&
                (shape.kind != GDN_LINEAR_SILU_MUL || kernels::LinearOutputs(shape) % 8 == 0);
   if (plan->wide) {
     GDN_RETURN_IF_ERROR(CheckCuda(kPlanOp, PrepareLinearWide(shape.weight_dtype)));

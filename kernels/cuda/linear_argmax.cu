@@ -25,6 +25,7 @@ constexpr char kOp[] = "linear_argmax";
 constexpr int kSharedBytes = 216 * 1024;
 constexpr int kMostPanelBytes = 128 * 1024;
 constexpr int64_t kMostFewRows = 64;
+constexpr int64_t kMostOutputs = int64_t{1} << 30;  // Rows of tiles past the last stay 32 bits.
 constexpr size_t kWorkspaceAlignment = 256;
 
 // Rows of n of a block.
@@ -43,8 +44,8 @@ int ManyRows(int64_t rows) {
 
 gdn_status CheckShape(const gdn_linear_argmax_args& args, Device* device) {
   GDN_RETURN_IF_ERROR(CurrentDevice(kOp, device));
-  GDN_CHECK_ARG(device->compute_capability == 90, GDN_UNSUPPORTED_SHAPE,
-                "%s: the device must have compute capability 9.0, got %d.%d; use linear.h and "
+  GDN_CHECK_ARG(RunsSm90a(*device), GDN_UNSUPPORTED_SHAPE,
+                "%s: needs a build for 90a and compute capability 9.0, got %d.%d; use linear.h and "
                 "sampling.h",
                 kOp, device->compute_capability / 10, device->compute_capability % 10);
   GDN_CHECK_ARG(args.weight_dtype != GDN_F32, GDN_UNSUPPORTED_TYPE,
@@ -52,6 +53,9 @@ gdn_status CheckShape(const gdn_linear_argmax_args& args, Device* device) {
   GDN_CHECK_ARG(args.k % 8 == 0, GDN_UNSUPPORTED_SHAPE,
                 "%s: on CUDA k must be a multiple of 8, got %lld", kOp,
                 static_cast<long long>(args.k));
+  GDN_CHECK_ARG(args.n <= kMostOutputs, GDN_UNSUPPORTED_SHAPE,
+                "%s: on CUDA n must be at most %lld, got %lld", kOp,
+                static_cast<long long>(kMostOutputs), static_cast<long long>(args.n));
   GDN_CHECK_ARG(args.rows <= kMostManyRows, GDN_UNSUPPORTED_SHAPE,
                 "%s: on CUDA rows must be at most %d, got %lld; use linear.h and sampling.h", kOp,
                 kMostManyRows, static_cast<long long>(args.rows));

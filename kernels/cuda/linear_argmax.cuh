@@ -202,6 +202,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (lane < 4) found[warp][8 * (at / 2) + 2 * lane + at % 2] = part;
   }
   asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
+  // A block without tiles has waited for nothing, and the workspace may still be in use.
+  WaitForPreviousKernel();
   if (tid < kRows && tid < p.rows) {
     const ArgmaxPart low = Joined(found[0][tid], found[1][tid]);
     p.parts[int64_t{tid} * gridDim.x + blockIdx.x] =

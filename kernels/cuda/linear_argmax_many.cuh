@@ -87,13 +87,14 @@ struct SeenOfRow {
         if (at(j, 0) == larger) id = column + 8 * j;
       }
     }
-    // NaN where max is +inf.
+    // NaN where max is +inf. The difference comes first: it is exactly 0 for the largest, and
+    // finite logits of any size stay apart from a rounded product's error.
     constexpr float kLog2E = 1.4426950408889634f;
-    const float shift = max == -INFINITY ? 0.0f : -kLog2E * max;
+    const float base = max == -INFINITY ? 0.0f : max;
     float added = 0.0f;
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
-      added += Exp2(fmaf(at(j, 0), kLog2E, shift)) + Exp2(fmaf(at(j, 1), kLog2E, shift));
+      added += Exp2((at(j, 0) - base) * kLog2E) + Exp2((at(j, 1) - base) * kLog2E);
     }
     sum = sum * Exp(before, max) + added;
   }
@@ -225,6 +226,8 @@ __global__ void __launch_bounds__(kManyThreads, 1)
         }
       }
     }
+    // A block without tiles has waited for nothing, and the workspace may still be in use.
+    WaitForPreviousKernel();
     // The other columns of a row are with the neighbouring lanes.
 #pragma unroll
     for (int i = 0; i < 2 * kBlocks; ++i) {

@@ -38,12 +38,14 @@ class OnDevice {
     EXPECT_EQ(gdn_linear_argmax_workspace(&exec, &args_, &bytes), GDN_OK) << gdn_last_error();
     workspace_ = std::make_unique<DeviceBuffer>(std::vector<uint8_t>(bytes, 0xff));
   }
-  gdn_status Enqueue() const {
+  gdn_exec Exec() const {
     gdn_exec exec = stream_.Exec();
     exec.workspace = workspace_->get();
     exec.workspace_bytes = workspace_->bytes();
-    return gdn_linear_argmax(&exec, &args_);
+    return exec;
   }
+  gdn_status Enqueue() const { return EnqueueOn(Exec()); }
+  gdn_status EnqueueOn(const gdn_exec& exec) const { return gdn_linear_argmax(&exec, &args_); }
   void Run(ArgmaxCall& call) const {
     ASSERT_EQ(Enqueue(), GDN_OK) << gdn_last_error();
     Fetch(call);
@@ -214,6 +216,59 @@ TEST_F(LinearArgmaxCuda, RepeatsAndGraphReplaysGiveTheSameBits) {
     }
     Must(cudaGraphExecDestroy(exec));
     Must(cudaGraphDestroy(graph));
+  }
+}
+
+// The calls find their parts in different places of the workspace, and some blocks have no tile.
+TEST_F(LinearArgmaxCuda, CallsThatShareAWorkspaceDoNotMeet) {
+  for (const auto& [large, small] : {std::pair<int64_t, int64_t>{64, 16}, {200, 150}}) {
+    LinearCase c;
+    c.n = 4000;
+    c.k = 256;
+    c.x_dtype = GDN_F32;
+    c.norm = true;
+    c.early_start = true;
+    c.rows = large;
+    ArgmaxCall first(c);
+    OnDevice first_device(first);
+    first_device.Run(first);
+    c.rows = small;
+    ArgmaxCall second(c);
+    OnDevice second_device(second);
+    second_device.Run(second);
+    const gdn_exec exec = first_device.Exec();  // Large enough for both.
+    for (int repeat = 0; repeat < 200; ++repeat) {
+      for (int i = 0; i < 5; ++i) {
+        ASSERT_EQ(second_device.EnqueueOn(exec), GDN_OK) << gdn_last_error();
+        ASSERT_EQ(first_device.EnqueueOn(exec), GDN_OK) << gdn_last_error();
+      }
+      ASSERT_EQ(second_device.EnqueueOn(exec), GDN_OK) << gdn_last_error();
+      ArgmaxCall again = first;
+      first_device.Fetch(again);
+      ASSERT_EQ(again.token, first.token) << large << ", " << repeat;
+      ASSERT_EQ(again.logprob, first.logprob) << large << ", " << repeat;
+    }
+  }
+}
+
+// A log-probability is never above 0, and no finite logit is too large.
+TEST_F(LinearArgmaxCuda, LogitsOfAnySizeHaveALogProbability) {
+  for (const int64_t rows : {16, 100, 200}) {
+    for (const float factor : {1.0f, 37.37f, 1e4f, 1e8f, 1e12f}) {
+      LinearCase c;
+      c.rows = rows;
+      c.n = 3001;
+      c.k = 64;
+      ArgmaxCall call(c);
+      for (int64_t i = 0; i < call.linear.weight.size(); ++i) {
+        call.linear.weight.Set(i, factor * call.linear.weight.Get(i));
+      }
+      OnDevice(call).Run(call);
+      for (int64_t row = 0; row < rows; ++row) {
+        EXPECT_GE(call.token[static_cast<size_t>(row)], 0) << rows << " " << factor;
+        EXPECT_LE(call.logprob[static_cast<size_t>(row)], 0.0f) << rows << " " << factor;
+      }
+    }
   }
 }
 

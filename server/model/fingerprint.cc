@@ -1,3 +1,4 @@
+#include <bit>
 #include <cstdint>
 #include <memory>
 
@@ -37,7 +38,7 @@ std::string Gdn2Config(const ModelSpec& spec) {
   std::string types;
   for (const LayerType type : spec.layer_types) types += type == LayerType::kGdn2 ? '2' : '1';
   return absl::StrCat("types=", types, ";decay=", static_cast<int>(spec.decay_gate), ",",
-                      spec.decay_lower_bound, ";");
+                      absl::Hex(std::bit_cast<uint32_t>(spec.decay_lower_bound)), ";");
 }
 
 // Changing this text changes every fingerprint, and with it which snapshots can be restored.

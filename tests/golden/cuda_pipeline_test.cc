@@ -361,7 +361,9 @@ TEST_F(CudaPipelineTest, TimesOpsOnChosenSteps) {
          {"in_proj", "fused_decode", "out_proj", "gate_up_proj", "down_proj", "head"}) {
       EXPECT_TRUE(timer.ops.contains(op)) << op;
     }
-    EXPECT_TRUE(temperature == 0.0f || timer.ops.contains("sample"));
+    if (pipeline::UseDevice(0)->capability == 90) {
+      EXPECT_EQ(timer.ops.contains("sample"), temperature != 0.0f);
+    }
     EXPECT_EQ(timer.steps, 6);
     EXPECT_EQ(timer.misses, 2);
     EXPECT_EQ(timer.hits, 4);
@@ -376,9 +378,9 @@ TEST_F(CudaPipelineTest, TimesOpsOnChosenSteps) {
 
 // Rows that are all greedy take a head that keeps no logits: they choose what the logits say.
 TEST_F(CudaPipelineTest, GreedyStepsChooseWhatTheLogitsSay) {
-  for (const size_t streams : {1, 5, 20, 64}) {
+  for (const size_t streams : {1, 5, 20, 64, 100}) {
     SCOPED_TRACE(streams);
-    const auto stack = Load({});
+    const auto stack = Load({.max_rows = 128});
     std::vector<SampleSpec> samples(streams);
     std::vector<std::vector<int32_t>> fed;
     std::vector<std::vector<SequenceOutput>> with_logits;

@@ -12,9 +12,10 @@
  *
  *  CUDA: up to 16 rows (on sm_90 up to 8) take one launch that streams the weights once; on sm_90
  *  up to 64 rows, and any number for SILU_MUL, take one launch of the tensor cores, after one that
- *  makes n; more take cuBLASLt. Passes of at most 8192 rows bound the workspace: n in the weight's
- *  type and what cuBLASLt asks for (32 MiB at most); before sm_90 SILU_MUL also takes p in FP32, in
- *  passes of 1024 rows. A workspace for some rows serves fewer rows too.
+ *  makes n, if J is at most 32768 (and for SILU_MUL a multiple of 8); all else takes cuBLASLt.
+ *  Passes of at most 8192 rows bound the workspace: n in the weight's type and what cuBLASLt asks
+ *  for (32 MiB at most); SILU_MUL through cuBLASLt also takes p in FP32, in passes of 1024 rows. A
+ *  workspace for some rows serves fewer rows too.
  *
  *  Weights are [N, K] dense, K contiguous, as checkpoints store them; they are not packed.
  *

@@ -15,9 +15,9 @@
  *  A token's bits and those of its log-probability do not depend on the other rows' values; they
  *  may depend on the number of rows.
  *
- *  CUDA needs compute capability 9.0 and at most 256 rows. Anything else is refused with
- *  GDN_UNSUPPORTED_SHAPE, also by the workspace query, which is how to ask. Three launches: one
- * that makes n, the product, and one that joins what its blocks found.
+ *  CUDA needs compute capability 9.0 and at most 256 rows. More rows or another device
+ *  are refused with GDN_UNSUPPORTED_SHAPE, also by the workspace query, which is how to ask. Three
+ * launches: one that makes n, the product, and one that joins what its blocks found.
  *
  *  Back ends: REF and CUDA.
  */
@@ -32,7 +32,7 @@ extern "C" {
 
 typedef struct gdn_linear_argmax_args {
   int64_t rows;             /*!< M >= 0. */
-  int64_t n;                /*!< Rows of the weight, 1..2^31-1. */
+  int64_t n;                /*!< Rows of the weight, 1..2^31-1. CUDA: at most 2^30. */
   int64_t k;                /*!< >= 1. CUDA: a multiple of 8. */
   const void* x;            /*!< [in] [M, K], last dimension dense. CUDA: 16-byte aligned rows. */
   gdn_dtype x_dtype;        /*!< GDN_F32 or weight_dtype. */
