@@ -71,6 +71,27 @@ class SchemaTest(unittest.TestCase):
                     checked += 1
         self.assertGreater(checked, 3 * 16)
 
+    def test_the_pod_that_fills_the_models_volume(self):
+        with open(os.path.join(DEPLOY, "kubernetes/fill-model.yaml"), encoding="utf-8") as file:
+            pod, = load_all(file.read())
+        for version in VERSIONS:
+            self.assertEqual(validate(pod, version), [], f"in Kubernetes {version}")
+        server = one("gpu", "StatefulSet")["spec"]["template"]["spec"]
+        claim = one("gpu", "PersistentVolumeClaim")
+        self.assertEqual(pod["metadata"]["namespace"], claim["metadata"]["namespace"])
+        spec = pod["spec"]
+        volume = spec["volumes"][0]["persistentVolumeClaim"]
+        self.assertEqual(volume["claimName"], claim["metadata"]["name"])
+        self.assertFalse(volume.get("readOnly", False))
+        self.assertNotIn("ReadOnlyMany", claim["spec"]["accessModes"])
+        # Files it writes are the server's to read, and the namespace admits it.
+        self.assertEqual(spec["securityContext"]["runAsUser"],
+                         server["securityContext"]["runAsUser"])
+        self.assertEqual(spec["containers"][0]["securityContext"],
+                         server["containers"][0]["securityContext"])
+        self.assertEqual(spec["containers"][0]["volumeMounts"][0]["mountPath"],
+                         server["containers"][0]["volumeMounts"][0]["mountPath"])
+
     def test_a_wrong_field_is_found(self):
         wrong = copy.deepcopy(one("cpu", "StatefulSet"))
         wrong["spec"]["template"]["spec"]["containers"][0]["readOnlyRootFileSystem"] = True
