@@ -3,6 +3,7 @@
 #define KERNELS_CAPI_DISPATCH_H_
 
 #include <cstring>
+#include <new>
 
 #include "gdn/kernels/types.h"
 #include "kernels/common/check.h"
@@ -31,6 +32,17 @@ inline gdn_status CheckHostExec(const char* op, const gdn_exec* exec, const void
   GDN_CHECK_ARG(exec->backend != GDN_BACKEND_CUDA, GDN_BACKEND_UNAVAILABLE,
                 "%s: the CUDA back end does not have this op yet; REF (0) and CPU (1) have it", op);
   return GDN_OK;
+}
+
+// Calls an op of REF that allocates: no exception leaves the library.
+template <typename Args>
+gdn_status CallRef(const char* op, gdn_status (*function)(const gdn_exec&, const Args&),
+                   const gdn_exec& exec, const Args& args) {
+  try {
+    return function(exec, args);
+  } catch (const std::bad_alloc&) {
+    return Fail(GDN_DEVICE_ERROR, "%s: no host memory for what REF keeps", op);
+  }
 }
 
 }  // namespace gdn::kernels

@@ -19,5 +19,5 @@ gdn_status gdn_fused_decode(const gdn_exec* exec, const gdn_fused_decode_args* a
 #endif
   GDN_CHECK_ARG(exec->backend == GDN_BACKEND_REF, GDN_BACKEND_UNAVAILABLE,
                 "%s: the CPU back end has no fused step; call the separate ops", kOp);
-  return gdn::ref::FusedDecode(*exec, *args);
+  return CallRef(kOp, gdn::ref::FusedDecode, *exec, *args);
 }

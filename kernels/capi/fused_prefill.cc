@@ -69,5 +69,5 @@ gdn_status gdn_fused_prefill(const gdn_exec* exec, const gdn_fused_prefill_args*
   GDN_CHECK_ARG(args->cu_seqlens[args->layer.rows] <= args->tokens, GDN_INVALID_ARGUMENT,
                 "%s: cu_seqlens must end at most at tokens = %lld, got %d", kOp,
                 static_cast<long long>(args->tokens), args->cu_seqlens[args->layer.rows]);
-  return gdn::ref::FusedPrefill(*exec, *args);
+  return CallRef(kOp, gdn::ref::FusedPrefill, *exec, *args);
 }

@@ -180,5 +180,5 @@ gdn_status gdn_linear(const gdn_exec* exec, const gdn_linear_args* args) {
 #ifdef GDN_HAS_CUDA
   if (exec->backend == GDN_BACKEND_CUDA) return gdn::cuda::Linear(*exec, *args);
 #endif
-  return gdn::ref::Linear(*exec, *args);
+  return gdn::kernels::CallRef("linear", gdn::ref::Linear, *exec, *args);
 }

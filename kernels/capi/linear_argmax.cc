@@ -1,7 +1,6 @@
 #include "gdn/kernels/linear_argmax.h"
 
 #include <limits>
-#include <new>
 
 #include "kernels/capi/dense_checks.h"
 #include "kernels/capi/dispatch.h"
@@ -85,9 +84,5 @@ gdn_status gdn_linear_argmax(const gdn_exec* exec, const gdn_linear_argmax_args*
 #ifdef GDN_HAS_CUDA
   if (exec->backend == GDN_BACKEND_CUDA) return gdn::cuda::LinearArgmax(*exec, *args);
 #endif
-  try {
-    return gdn::ref::LinearArgmax(*exec, *args);
-  } catch (const std::bad_alloc&) {
-    return gdn::kernels::Fail(GDN_DEVICE_ERROR, "linear_argmax: no host memory for the logits");
-  }
+  return gdn::kernels::CallRef("linear_argmax", gdn::ref::LinearArgmax, *exec, *args);
 }
