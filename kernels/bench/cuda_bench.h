@@ -103,6 +103,37 @@ class GraphTimer {
   cudaEvent_t end_ = nullptr;
 };
 
+// Device memory of a benchmark, of made up values if a range is given.
+template <typename T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t count) : count_(count) {
+    Must(cudaMalloc(&data_, static_cast<size_t>(count) * sizeof(T)), "allocation");
+  }
+  Buffer(int64_t count, float low, float high) : Buffer(count) {
+    FillUniform<<<4096, 256>>>(data_, count_, low, high);
+    Must(cudaGetLastError(), "fill");
+  }
+  explicit Buffer(const std::vector<T>& values) : Buffer(static_cast<int64_t>(values.size())) {
+    Must(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+         "upload");
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { cudaFree(data_); }
+  T* get() const { return data_; }
+  std::vector<T> Download() const {
+    std::vector<T> host(static_cast<size_t>(count_));
+    Must(cudaMemcpy(host.data(), data_, host.size() * sizeof(T), cudaMemcpyDeviceToHost),
+         "download");
+    return host;
+  }
+
+ private:
+  T* data_ = nullptr;
+  int64_t count_;
+};
+
 // What an option does with its value: what follows `=`, empty without one.
 using OptionAction = std::function<void(const std::string& value)>;
 

@@ -30,7 +30,7 @@
 
 namespace {
 
-using gdn::bench::FillUniform;
+using gdn::bench::Buffer;
 using gdn::bench::GraphTimer;
 using gdn::bench::Must;
 using gdn::bench::Pairs;
@@ -41,30 +41,6 @@ constexpr int64_t kWidth = 4;
 constexpr int64_t kChunk = 64;
 // Of the walk: S k, S q, U k^T; T R, P U.
 constexpr double kFlopsPerChunk = 2.0 * kChunk * (3 * kDim * kDim + 2 * kChunk * kDim);
-
-template <typename T>
-class Buffer {
- public:
-  explicit Buffer(int64_t count) : count_(count) {
-    Must(cudaMalloc(&data_, static_cast<size_t>(count) * sizeof(T)), "allocation");
-  }
-  Buffer(int64_t count, float low, float high) : Buffer(count) {
-    FillUniform<<<4096, 256>>>(data_, count_, low, high);
-    Must(cudaGetLastError(), "fill");
-  }
-  explicit Buffer(const std::vector<T>& values) : Buffer(static_cast<int64_t>(values.size())) {
-    Must(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
-         "upload");
-  }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { cudaFree(data_); }
-  T* get() const { return data_; }
-
- private:
-  T* data_ = nullptr;
-  int64_t count_;
-};
 
 struct Case {
   int64_t sequences;

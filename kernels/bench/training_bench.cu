@@ -34,39 +34,13 @@
 
 namespace {
 
-using gdn::bench::FillUniform;
+using gdn::bench::Buffer;
 using gdn::bench::GraphTimer;
 using gdn::bench::Must;
 using gdn::bench::Pairs;
 using gdn::bench::ParseOptions;
 
 constexpr int64_t kDim = 128;
-
-template <typename T>
-class Buffer {
- public:
-  explicit Buffer(int64_t count) : count_(count) {
-    Must(cudaMalloc(&data_, static_cast<size_t>(count) * sizeof(T)), "allocation");
-  }
-  Buffer(int64_t count, float low, float high) : Buffer(count) {
-    FillUniform<<<4096, 256>>>(data_, count_, low, high);
-    Must(cudaGetLastError(), "fill");
-  }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { cudaFree(data_); }
-  T* get() const { return data_; }
-  std::vector<T> Download() const {
-    std::vector<T> host(static_cast<size_t>(count_));
-    Must(cudaMemcpy(host.data(), data_, host.size() * sizeof(T), cudaMemcpyDeviceToHost),
-         "download");
-    return host;
-  }
-
- private:
-  T* data_ = nullptr;
-  int64_t count_;
-};
 
 struct Options {
   std::vector<std::pair<int64_t, int64_t>> cases = {{8, 4096}, {1, 32768}, {16, 2048}};

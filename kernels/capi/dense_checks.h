@@ -9,6 +9,7 @@
 
 #include "gdn/kernels/types.h"
 #include "kernels/common/check.h"
+#include "kernels/common/convert.h"
 #include "kernels/common/validate.h"
 
 namespace gdn::kernels {
@@ -39,6 +40,24 @@ inline gdn_status CheckPointer(const char* op, const char* name, const void* poi
 inline gdn_status CheckEps(const char* op, float eps) {
   GDN_CHECK_ARG(std::isfinite(eps) && eps >= 0.0f, GDN_INVALID_ARGUMENT,
                 "%s: eps must be finite and >= 0, got %g", op, static_cast<double>(eps));
+  return GDN_OK;
+}
+
+// What the copy engine and vector loads of a product on CUDA ask for.
+template <typename Args>
+gdn_status CheckCudaProduct(const char* op, const Args& args) {
+  const auto aligned = [](const void* pointer) {
+    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+  };
+  GDN_CHECK_ARG(aligned(args.x) && args.x_row_stride * SizeOf(args.x_dtype) % 16 == 0,
+                GDN_INVALID_ARGUMENT,
+                "%s: on CUDA the rows of x must be 16-byte aligned, got x %p and x_row_stride %lld",
+                op, args.x, static_cast<long long>(args.x_row_stride));
+  GDN_CHECK_ARG(aligned(args.weight), GDN_INVALID_ARGUMENT,
+                "%s: on CUDA weight must be 16-byte aligned, got %p", op, args.weight);
+  GDN_CHECK_ARG(aligned(args.norm_weight), GDN_INVALID_ARGUMENT,
+                "%s: on CUDA norm_weight must be 16-byte aligned, got %p", op,
+                static_cast<const void*>(args.norm_weight));
   return GDN_OK;
 }
 

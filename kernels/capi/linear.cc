@@ -79,22 +79,6 @@ bool Overlaps(const gdn_linear_args& args) {
   return offset < x_line || offset + y_line > x_pitch;
 }
 
-gdn_status CheckCudaArgs(const gdn_linear_args& args) {
-  const auto aligned = [](const void* pointer) {
-    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-  };
-  GDN_CHECK_ARG(aligned(args.x) && args.x_row_stride * SizeOf(args.x_dtype) % 16 == 0,
-                GDN_INVALID_ARGUMENT,
-                "%s: on CUDA the rows of x must be 16-byte aligned, got x %p and x_row_stride %lld",
-                kOp, args.x, static_cast<long long>(args.x_row_stride));
-  GDN_CHECK_ARG(aligned(args.weight), GDN_INVALID_ARGUMENT,
-                "%s: on CUDA weight must be 16-byte aligned, got %p", kOp, args.weight);
-  GDN_CHECK_ARG(aligned(args.norm_weight), GDN_INVALID_ARGUMENT,
-                "%s: on CUDA norm_weight must be 16-byte aligned, got %p", kOp,
-                static_cast<const void*>(args.norm_weight));
-  return GDN_OK;
-}
-
 gdn_status CheckCall(const gdn_exec* exec, const gdn_linear_args* args) {
   GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "plan", args->plan));
@@ -122,7 +106,7 @@ gdn_status Check(const gdn_exec* exec, const gdn_linear_args* args) {
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "y", args->y));
   GDN_RETURN_IF_ERROR(CheckStride(kOp, "x_row_stride", args->x_row_stride, shape.k));
   GDN_RETURN_IF_ERROR(CheckStride(kOp, "y_row_stride", args->y_row_stride, LinearOutputs(shape)));
-  if (exec->backend == GDN_BACKEND_CUDA) GDN_RETURN_IF_ERROR(CheckCudaArgs(*args));
+  if (exec->backend == GDN_BACKEND_CUDA) GDN_RETURN_IF_ERROR(CheckCudaProduct(kOp, *args));
   GDN_CHECK_ARG(!Overlaps(*args), GDN_INVALID_ARGUMENT, "%s: y must not overlap x", kOp);
   return GDN_OK;
 }

@@ -29,20 +29,6 @@ gdn_status CheckShape(const gdn_exec* exec, const gdn_linear_argmax_args* args) 
   return CheckEps(kOp, args->norm_eps);
 }
 
-gdn_status CheckCuda(const gdn_linear_argmax_args& args) {
-  const auto aligned = [](const void* pointer) {
-    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-  };
-  GDN_CHECK_ARG(aligned(args.x) && args.x_row_stride * SizeOf(args.x_dtype) % 16 == 0,
-                GDN_INVALID_ARGUMENT,
-                "%s: on CUDA the rows of x must be 16-byte aligned, got x %p and x_row_stride %lld",
-                kOp, args.x, static_cast<long long>(args.x_row_stride));
-  GDN_CHECK_ARG(aligned(args.weight) && aligned(args.norm_weight), GDN_INVALID_ARGUMENT,
-                "%s: on CUDA weight and norm_weight must be 16-byte aligned, got %p and %p", kOp,
-                args.weight, static_cast<const void*>(args.norm_weight));
-  return GDN_OK;
-}
-
 gdn_status Check(const gdn_exec* exec, const gdn_linear_argmax_args* args) {
   GDN_RETURN_IF_ERROR(CheckShape(exec, args));
   if (args->rows == 0) return GDN_OK;
@@ -51,7 +37,7 @@ gdn_status Check(const gdn_exec* exec, const gdn_linear_argmax_args* args) {
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "position", args->position));
   GDN_RETURN_IF_ERROR(CheckPointer(kOp, "token", args->token));
   GDN_RETURN_IF_ERROR(CheckStride(kOp, "x_row_stride", args->x_row_stride, args->k));
-  return exec->backend == GDN_BACKEND_CUDA ? CheckCuda(*args) : GDN_OK;
+  return exec->backend == GDN_BACKEND_CUDA ? CheckCudaProduct(kOp, *args) : GDN_OK;
 }
 
 gdn_status Workspace([[maybe_unused]] const gdn_exec& exec,

@@ -7,6 +7,7 @@
 #include "gdn/kernels/delta_rule.h"
 #include "gdn/kernels/l2_norm.h"
 #include "kernels/common/convert.h"
+#include "kernels/common/rule_args.h"
 
 namespace gdn::cpu {
 
@@ -20,40 +21,8 @@ size_t IndexBytes(const gdn_delta_rule_forward_args& args) {
   return RoundUp(static_cast<size_t>(args.sequences) * sizeof(int64_t));
 }
 
-int64_t StateSize(const gdn_delta_rule_forward_args& args) {
-  return args.value_heads * args.value_dim * args.key_dim;
-}
-
 size_t StateBytes(const gdn_delta_rule_forward_args& args) {
-  return RoundUp(static_cast<size_t>(args.sequences * StateSize(args)) * sizeof(float));
-}
-
-// But for the state pool and its indices.
-gdn_delta_rule_args PrefillArgs(const gdn_delta_rule_forward_args& args) {
-  gdn_delta_rule_args prefill{};
-  prefill.sequences = args.sequences;
-  prefill.cu_seqlens = args.cu_seqlens;
-  prefill.key_heads = args.key_heads;
-  prefill.value_heads = args.value_heads;
-  prefill.key_dim = args.key_dim;
-  prefill.value_dim = args.value_dim;
-  const bool saved = args.use_qk_l2norm != 0;
-  prefill.q = saved ? args.q_hat : args.q;
-  prefill.k = saved ? args.k_hat : args.k;
-  prefill.v = args.v;
-  prefill.qkv_dtype = args.qkv_dtype;
-  prefill.q_token_stride = saved ? args.key_heads * args.key_dim : args.q_token_stride;
-  prefill.k_token_stride = saved ? args.key_heads * args.key_dim : args.k_token_stride;
-  prefill.v_token_stride = args.v_token_stride;
-  prefill.g = args.g;
-  prefill.beta = args.beta;
-  prefill.scale = args.scale;
-  prefill.state_dtype = GDN_F32;
-  prefill.state_slot_stride = StateSize(args);
-  prefill.o = args.o;
-  prefill.o_dtype = args.o_dtype;
-  prefill.o_token_stride = args.o_token_stride;
-  return prefill;
+  return RoundUp(static_cast<size_t>(args.sequences * kernels::StateSize(args)) * sizeof(float));
 }
 
 // The heads of tokens [begin, end).
@@ -79,7 +48,8 @@ void Normalise(const gdn_delta_rule_forward_args& args, const void* x, int64_t t
 
 size_t DeltaRuleForwardWorkspace(const gdn_exec& exec, const gdn_delta_rule_forward_args& args) {
   if (args.sequences == 0) return 0;
-  return IndexBytes(args) + StateBytes(args) + DeltaRulePrefillWorkspace(exec, PrefillArgs(args));
+  return IndexBytes(args) + StateBytes(args) +
+         DeltaRulePrefillWorkspace(exec, kernels::PrefillArgs(args));
 }
 
 gdn_status DeltaRuleForward(const gdn_exec& exec, const gdn_delta_rule_forward_args& args) {
@@ -98,13 +68,13 @@ gdn_status DeltaRuleForward(const gdn_exec& exec, const gdn_delta_rule_forward_a
   float* states = args.final_state != nullptr
                       ? args.final_state
                       : reinterpret_cast<float*>(scratch + IndexBytes(args));
-  const int64_t size = args.sequences * StateSize(args);
+  const int64_t size = args.sequences * kernels::StateSize(args);
   if (args.initial_state != nullptr) {
     std::copy_n(args.initial_state, size, states);
   } else {
     std::fill_n(states, size, 0.0f);
   }
-  gdn_delta_rule_args prefill = PrefillArgs(args);
+  gdn_delta_rule_args prefill = kernels::PrefillArgs(args);
   prefill.state = states;
   prefill.read_index = prefill.write_index = indices;
   gdn_exec rest = exec;

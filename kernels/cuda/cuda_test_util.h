@@ -103,6 +103,14 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+inline std::vector<cudaGraphNode_t> NodesOf(cudaGraph_t graph) {
+  size_t count = 0;
+  Must(cudaGraphGetNodes(graph, nullptr, &count));
+  std::vector<cudaGraphNode_t> nodes(count);
+  Must(cudaGraphGetNodes(graph, nodes.data(), &count));
+  return nodes;
+}
+
 // A FusedCall on the device.
 struct DeviceCall {
   explicit DeviceCall(FusedCall& host)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/common/rule_args.h"
 #include "kernels/cuda/delta_rule_backward_chunk.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/rule_backward_keys.cuh"
@@ -129,9 +130,7 @@ gdn_status DeltaRuleBackward(const gdn_exec& exec, const gdn_delta_rule_backward
   if (CoversChunkedBackward(device, args)) return LaunchChunkedBackward(exec, device, args);
   ScalarRule::Params params;
   params.args = args;
-  params.scale = args.scale != 0.0f
-                     ? args.scale
-                     : static_cast<float>(1.0 / std::sqrt(static_cast<double>(args.key_dim)));
+  params.scale = static_cast<float>(kernels::RuleScale(args.scale, args.key_dim));
   params.ratio = static_cast<int32_t>(args.value_heads / args.key_heads);
   params.scratch = walk::LayOut(args, exec.workspace);
   walk::Launch<ScalarRule>(params, Stream(exec));

@@ -1,3 +1,4 @@
+#include "kernels/common/rule_args.h"
 #include "kernels/cuda/delta_rule_backward_chunk.h"
 
 #include <algorithm>
@@ -106,9 +107,7 @@ gdn_status LaunchChunkedBackward(const gdn_exec& exec, const Device& device,
                                  const gdn_delta_rule_backward_args& args, BackwardSplit split) {
   BackwardParams params{};
   params.args = args;
-  params.scale = args.scale != 0.0f
-                     ? args.scale
-                     : static_cast<float>(1.0 / std::sqrt(static_cast<double>(args.key_dim)));
+  params.scale = static_cast<float>(kernels::RuleScale(args.scale, args.key_dim));
   params.ratio = static_cast<int32_t>(args.value_heads / args.key_heads);
   params.workspace = LayOutBackward(args, exec.workspace);
   if (split == BackwardSplit::kAuto) {

@@ -159,11 +159,6 @@ __device__ inline void CopyOrZero(uint32_t shared, const void* global, bool copy
                : "memory");
 }
 
-__device__ inline float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 // A log decay in base 2. Below kForgotten its power is 0 in FP32; the bound keeps the sums of a
 // chunk, and with them their rounding errors, small. A NaN stays one.
 __device__ inline float LogDecay2(float g) {

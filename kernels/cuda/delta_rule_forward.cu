@@ -2,6 +2,7 @@
 #include "gdn/kernels/delta_rule_forward.h"
 
 #include "gdn/kernels/delta_rule.h"
+#include "kernels/common/rule_args.h"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/math.cuh"
@@ -23,8 +24,7 @@ size_t IndexBytes(const gdn_delta_rule_forward_args& args) {
 }
 
 size_t StateBytes(const gdn_delta_rule_forward_args& args) {
-  return static_cast<size_t>(args.sequences * args.value_heads * args.value_dim * args.key_dim) *
-         sizeof(float);
+  return static_cast<size_t>(args.sequences * kernels::StateSize(args)) * sizeof(float);
 }
 
 // What is normalised: q where blockIdx.y is 0, k where it is 1.
@@ -153,33 +153,6 @@ void LaunchNorm(const gdn_delta_rule_forward_args& args, cudaStream_t stream) {
   }
 }
 
-gdn_delta_rule_args PrefillArgs(const gdn_delta_rule_forward_args& args) {
-  gdn_delta_rule_args prefill{};
-  prefill.sequences = args.sequences;
-  prefill.cu_seqlens = args.cu_seqlens;
-  prefill.key_heads = args.key_heads;
-  prefill.value_heads = args.value_heads;
-  prefill.key_dim = args.key_dim;
-  prefill.value_dim = args.value_dim;
-  const bool saved = args.use_qk_l2norm != 0;
-  prefill.q = saved ? args.q_hat : args.q;
-  prefill.k = saved ? args.k_hat : args.k;
-  prefill.v = args.v;
-  prefill.qkv_dtype = args.qkv_dtype;
-  prefill.q_token_stride = saved ? args.key_heads * args.key_dim : args.q_token_stride;
-  prefill.k_token_stride = saved ? args.key_heads * args.key_dim : args.k_token_stride;
-  prefill.v_token_stride = args.v_token_stride;
-  prefill.g = args.g;
-  prefill.beta = args.beta;
-  prefill.scale = args.scale;
-  prefill.state_dtype = GDN_F32;
-  prefill.state_slot_stride = args.value_heads * args.value_dim * args.key_dim;
-  prefill.o = args.o;
-  prefill.o_dtype = args.o_dtype;
-  prefill.o_token_stride = args.o_token_stride;
-  return prefill;
-}
-
 }  // namespace
 
 size_t DeltaRuleForwardWorkspace(const gdn_delta_rule_forward_args& args) {
@@ -207,7 +180,7 @@ gdn_status DeltaRuleForward(const gdn_exec& exec, const gdn_delta_rule_forward_a
                                                   cudaMemcpyDeviceToDevice, stream)
                                 : cudaMemsetAsync(states, 0, StateBytes(args), stream);
   if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
-  gdn_delta_rule_args prefill = PrefillArgs(args);
+  gdn_delta_rule_args prefill = kernels::PrefillArgs(args);
   prefill.state = states;
   prefill.read_index = prefill.write_index = index;
   return DeltaRulePrefill(exec, prefill);

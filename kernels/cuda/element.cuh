@@ -55,6 +55,24 @@ struct Pair<F16> {
   static __device__ Raw Zero() { return __floats2half2_rn(0.0f, 0.0f); }
 };
 
+// Two neighbouring elements in a word.
+template <typename T>
+__device__ inline uint32_t PackPair(float low, float high);
+template <>
+__device__ inline uint32_t PackPair<Bf16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+template <>
+__device__ inline uint32_t PackPair<F16>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+template <typename T>
+__device__ inline float2 UnpackPair(uint32_t word) {
+  return Pair<T>::Widen(*reinterpret_cast<const typename Pair<T>::Raw*>(&word));
+}
+
 // Run-time typed access, for the ops where instances would cost more than they gain.
 __device__ inline float LoadAs(const void* data, gdn_dtype dtype, int64_t index) {
   if (dtype == GDN_F32) return static_cast<const float*>(data)[index];

@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "kernels/common/check.h"
+#include "kernels/common/rule_args.h"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/fused_decode.cuh"
 #include "kernels/cuda/launch.h"
@@ -56,8 +57,7 @@ int64_t Channels(const gdn_fused_decode_args& a) {
 }
 
 float Scale(const gdn_fused_decode_args& a) {
-  if (a.scale != 0.0f) return a.scale;
-  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(a.key_dim)));
+  return static_cast<float>(kernels::RuleScale(a.scale, a.key_dim));
 }
 
 DecodeParams Pack(const gdn_fused_decode_args& a, const Device& device) {

@@ -4,17 +4,13 @@
 #define KERNELS_CUDA_FUSED_PREFILL_MATH_CUH_
 
 #include "kernels/cuda/element.cuh"
+#include "kernels/cuda/sigmoid.cuh"
 
 namespace gdn::cuda::chunk {
 
-// 1 / (1 + e^-x), within a few units of the last place; 0 and 1 at the infinities.
 __device__ inline float FastSigmoid(float x) {
-  constexpr float kLog2E = 1.4426950408889634f;
   float power;
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -kLog2E));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.0f + power));
-  return result;
+  return cuda::FastSigmoid(x, &power);
 }
 
 // softplus(x) = ln(1 + e^x) within some 2e-5 of itself, e^x where that is small.
@@ -31,29 +27,10 @@ __device__ inline float FastSoftplus(float x) {
   return x > 20.0f ? x : (power < 0.0625f ? series : kLn2 * log2);
 }
 
-// Two neighbouring values as elements of 16 bits.
-template <typename X>
-__device__ inline uint32_t PackPair(float low, float high);
-template <>
-__device__ inline uint32_t PackPair<Bf16>(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-template <>
-__device__ inline uint32_t PackPair<F16>(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
-template <typename X>
-__device__ inline float2 WidenPair(uint32_t word) {
-  return Pair<X>::Widen(*reinterpret_cast<const typename Pair<X>::Raw*>(&word));
-}
-
 // Rounds two neighbouring values to X and back.
 template <typename X>
 __device__ inline void RoundPair(float* values) {
-  const float2 rounded = WidenPair<X>(PackPair<X>(values[0], values[1]));
+  const float2 rounded = UnpackPair<X>(PackPair<X>(values[0], values[1]));
   values[0] = rounded.x;
   values[1] = rounded.y;
 }

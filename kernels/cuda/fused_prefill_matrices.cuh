@@ -53,8 +53,8 @@ __device__ inline void FormMatrices(const InScalars& scalars, Solve& solve, uint
         const float2 earlier = *reinterpret_cast<const float2*>(&scalars.log_decay[column]);
 #pragma unroll
         for (int v = 0; v < 2; ++v) {
-          const float2 key = WidenPair<F16>(kk[2 * (t + u) + v]);
-          const float2 query = WidenPair<F16>(qk[2 * (t + u) + v]);
+          const float2 key = UnpackPair<F16>(kk[2 * (t + u) + v]);
+          const float2 query = UnpackPair<F16>(qk[2 * (t + u) + v]);
           const float2 decay = make_float2(DecayBetween(log_decay[v], earlier.x),
                                            DecayBetween(log_decay[v], earlier.y));
           const float2 m = make_float2(beta[v] * key.x * decay.x, beta[v] * key.y * decay.y);

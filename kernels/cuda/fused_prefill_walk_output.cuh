@@ -195,7 +195,7 @@ class WalkOutput {
     for (int i = 0; i < 4; ++i) {
       float n[2] = {o[2 * i] * rstd * weight_[2 * i], o[2 * i + 1] * rstd * weight_[2 * i + 1]};
       if (!kPlain && a_.round_before_gate != 0) RoundPair<X>(n);
-      const float2 z = WidenPair<X>(gates[i]);
+      const float2 z = UnpackPair<X>(gates[i]);
       float factor[2] = {FastSigmoid(z.x), FastSigmoid(z.y)};
       if (kPlain || a_.activation == GDN_GATE_SILU) {
         factor[0] *= z.x;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "kernels/common/rule_args.h"
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/math.cuh"
@@ -149,9 +150,7 @@ gdn_status Run(const char* op, const gdn_exec& exec, const gdn2_args& args, bool
   if (args.sequences == 0) return GDN_OK;
   Params params;
   params.args = args;
-  params.scale = args.scale != 0.0f
-                     ? args.scale
-                     : static_cast<float>(1.0 / std::sqrt(static_cast<double>(args.key_dim)));
+  params.scale = static_cast<float>(kernels::RuleScale(args.scale, args.key_dim));
   params.ratio = static_cast<int32_t>(args.value_heads / args.key_heads);
   params.gate_ratio = static_cast<int32_t>(args.value_heads / args.gate_heads);
   params.step = step ? 1 : 0;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "kernels/common/rule_args.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/rule_backward_keys.cuh"
 #include "kernels/cuda/rule_backward_walk.cuh"
@@ -122,9 +123,7 @@ gdn_status Gdn2Backward(const gdn_exec& exec, const gdn2_backward_args& args) {
   if (const gdn_status status = CurrentDevice(kOp, &device); status != GDN_OK) return status;
   ChannelRule::Params params;
   params.args = args;
-  params.scale = args.scale != 0.0f
-                     ? args.scale
-                     : static_cast<float>(1.0 / std::sqrt(static_cast<double>(args.key_dim)));
+  params.scale = static_cast<float>(kernels::RuleScale(args.scale, args.key_dim));
   params.ratio = static_cast<int32_t>(args.value_heads / args.key_heads);
   params.gate_ratio = static_cast<int32_t>(args.value_heads / args.gate_heads);
   params.scratch = walk::LayOut(args, exec.workspace);

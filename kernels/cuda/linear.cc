@@ -86,17 +86,10 @@ WideWorkspace WideWorkspaceFor(const Plan& plan, int64_t call_rows) {
 }
 
 LinearRows RowsOf(const gdn_linear_args& args, int64_t first, int64_t count) {
-  LinearRows rows = {};
-  rows.x =
+  const void* const x =
       static_cast<const char*>(args.x) + first * args.x_row_stride * kernels::SizeOf(args.x_dtype);
-  rows.x_row_stride = args.x_row_stride;
-  rows.norm_weight = args.norm_weight;
-  rows.norm_eps = args.norm_eps;
-  rows.x_is_f32 = args.x_dtype == GDN_F32;
-  rows.k = static_cast<int32_t>(args.plan->shape.k);
-  rows.inverse_k = 1.0f / static_cast<float>(args.plan->shape.k);
-  rows.rows = static_cast<int32_t>(count);
-  return rows;
+  return MakeLinearRows(x, args.x_dtype, args.x_row_stride, args.norm_weight, args.norm_eps,
+                        args.plan->shape.k, count);
 }
 
 char* RowOfY(const gdn_linear_args& args, int64_t row) {

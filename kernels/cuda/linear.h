@@ -22,6 +22,22 @@ struct LinearRows {
   bool x_is_f32;
 };
 
+// x: the first of `rows` rows.
+inline LinearRows MakeLinearRows(const void* x, gdn_dtype x_dtype, int64_t x_row_stride,
+                                 const float* norm_weight, float norm_eps, int64_t k,
+                                 int64_t rows) {
+  LinearRows made = {};
+  made.x = x;
+  made.x_row_stride = x_row_stride;
+  made.norm_weight = norm_weight;
+  made.norm_eps = norm_eps;
+  made.x_is_f32 = x_dtype == GDN_F32;
+  made.k = static_cast<int32_t>(k);
+  made.inverse_k = 1.0f / static_cast<float>(k);
+  made.rows = static_cast<int32_t>(rows);
+  return made;
+}
+
 struct LinearSkinnyParams {
   LinearRows rows;
   const void* weight;

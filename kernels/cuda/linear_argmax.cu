@@ -76,16 +76,6 @@ Workspace WorkspaceFor(const gdn_linear_argmax_args& args, const Device& device)
   return workspace;
 }
 
-cudaError_t EncodeRows(gdn_dtype dtype, const void* data, int64_t k, int64_t rows,
-                       int64_t row_stride, int box_rows, CUtensorMap* map) {
-  TensorMapShape shape = {};
-  shape.rank = 2;
-  shape.size = {static_cast<uint64_t>(k), static_cast<uint64_t>(rows), 1, 1};
-  shape.stride_bytes = {static_cast<uint64_t>(row_stride) * 2, 0, 0};
-  shape.box = {kStage, static_cast<uint32_t>(box_rows), 1, 1};
-  return EncodeTensorMap(dtype, data, shape, map);
-}
-
 struct Attributes {
   cudaLaunchAttribute list[2];
 };
@@ -169,15 +159,8 @@ gdn_status LinearArgmax(const gdn_exec& exec, const gdn_linear_argmax_args& args
   int64_t n_row_stride = args.x_row_stride;
   const bool makes_n = args.norm_weight != nullptr || args.x_dtype != args.weight_dtype;
   if (makes_n) {
-    LinearRows rows = {};
-    rows.x = args.x;
-    rows.x_row_stride = args.x_row_stride;
-    rows.norm_weight = args.norm_weight;
-    rows.norm_eps = args.norm_eps;
-    rows.x_is_f32 = args.x_dtype == GDN_F32;
-    rows.k = static_cast<int32_t>(args.k);
-    rows.inverse_k = 1.0f / static_cast<float>(args.k);
-    rows.rows = static_cast<int32_t>(args.rows);
+    const LinearRows rows = MakeLinearRows(args.x, args.x_dtype, args.x_row_stride,
+                                           args.norm_weight, args.norm_eps, args.k, args.rows);
     n = exec.workspace;
     n_row_stride = args.k;
     GDN_RETURN_IF_ERROR(CheckCuda(
@@ -192,10 +175,10 @@ gdn_status LinearArgmax(const gdn_exec& exec, const gdn_linear_argmax_args& args
                           : largest ? ManyShape<2>::kColumns
                                     : ManyShape<1>::kColumns;
   const int n_rows = few ? TileRows(args.rows) : ManyRows(args.rows) / kPair;
-  GDN_RETURN_IF_ERROR(CheckCuda(kOp, EncodeRows(args.weight_dtype, args.weight, args.k, args.n,
-                                                args.k, weight_rows, &params.weight)));
-  GDN_RETURN_IF_ERROR(CheckCuda(
-      kOp, EncodeRows(args.weight_dtype, n, args.k, args.rows, n_row_stride, n_rows, &params.n)));
+  GDN_RETURN_IF_ERROR(CheckCuda(kOp, EncodeRowsMap(args.weight_dtype, args.weight, args.k, args.n,
+                                                   args.k, weight_rows, &params.weight)));
+  GDN_RETURN_IF_ERROR(CheckCuda(kOp, EncodeRowsMap(args.weight_dtype, n, args.k, args.rows,
+                                                   n_row_stride, n_rows, &params.n)));
   params.rows = static_cast<int32_t>(args.rows);
   params.outputs = static_cast<int32_t>(args.n);
   params.stages = static_cast<int32_t>(Stages(args.k));

@@ -8,6 +8,7 @@
 #define KERNELS_CUDA_LINEAR_ARGMAX_MANY_CUH_
 
 #include "kernels/cuda/linear_argmax.cuh"
+#include "kernels/cuda/wgmma.cuh"
 
 namespace gdn::cuda::argmax {
 
@@ -37,30 +38,10 @@ struct ManyShape {
                                     : kMaxManySlots;
 };
 
-// By all warps of a group of four: sets how many registers a thread has.
-template <int kCount>
-__device__ inline void TakeRegisters() {
-#ifdef GDN_WGMMA
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
-#endif
-}
-template <int kCount>
-__device__ inline void GiveRegistersBack() {
-#ifdef GDN_WGMMA
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
-#endif
-}
-
 struct ManyBarriers {
   ArrivalBarrier full[kMaxManySlots];
   ArrivalBarrier empty[kMaxManySlots];
 };
-
-__device__ inline float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // What a thread has seen of one row of n.
 struct SeenOfRow {
@@ -164,7 +145,7 @@ __global__ void __launch_bounds__(kManyThreads, 1)
   ClusterWait();
 
   if (warp >= kManyConsumers / 32) {
-    GiveRegistersBack<kFetcherRegisters>();
+    ShrinkRegisters<kFetcherRegisters>();
     if (warp == kManyConsumers / 32 && lane == 0) {
       PrefetchTensorMap(p.weight);
       PrefetchTensorMap(p.n);
@@ -172,7 +153,7 @@ __global__ void __launch_bounds__(kManyThreads, 1)
     }
     __syncwarp();
   } else {
-    TakeRegisters<kConsumerRegisters>();
+    GrowRegisters<kConsumerRegisters>();
     const int group = warp / 4;
     SeenOfRow seen[2 * kBlocks];
     int slot = 0;

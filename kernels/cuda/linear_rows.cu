@@ -42,14 +42,14 @@ template <>
 struct Quad<Bf16> {
   using Raw = uint2;
   static __device__ Raw Make(float a, float b, float c, float d) {
-    return {Pack<Bf16>(a, b), Pack<Bf16>(c, d)};
+    return {PackPair<Bf16>(a, b), PackPair<Bf16>(c, d)};
   }
 };
 template <>
 struct Quad<F16> {
   using Raw = uint2;
   static __device__ Raw Make(float a, float b, float c, float d) {
-    return {Pack<F16>(a, b), Pack<F16>(c, d)};
+    return {PackPair<F16>(a, b), PackPair<F16>(c, d)};
   }
 };
 

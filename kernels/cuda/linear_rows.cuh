@@ -35,25 +35,8 @@ __device__ inline Slice SliceOf(int k, int warp) {
 }
 
 template <typename W>
-__device__ inline uint32_t Pack(float low, float high);
-template <>
-__device__ inline uint32_t Pack<Bf16>(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-template <>
-__device__ inline uint32_t Pack<F16>(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-template <typename W>
 __device__ inline uint2 Round(float4 v) {
-  return {Pack<W>(v.x, v.y), Pack<W>(v.z, v.w)};
-}
-
-template <typename W>
-__device__ inline float2 UnpackPair(uint32_t word) {
-  return Pair<W>::Widen(*reinterpret_cast<const typename Pair<W>::Raw*>(&word));
+  return {PackPair<W>(v.x, v.y), PackPair<W>(v.z, v.w)};
 }
 
 constexpr int kQuad = 4;            // Elements of a lane.

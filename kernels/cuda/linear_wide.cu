@@ -126,32 +126,18 @@ cudaError_t Prepare() {
 // The weight as the copy engine sees it: with a gate, blocks of eight rows of gate and of up.
 cudaError_t EncodeWeight(gdn_dtype dtype, const LinearWideArgs& args,
                          const LinearWideTiling& tiling, CUtensorMap* map) {
+  const auto part = static_cast<uint32_t>(WideColumns(tiling.groups) / tiling.share_w);
+  if (!args.silu) {
+    return EncodeRowsMap(dtype, args.weight, args.k, args.outputs, args.k, part, map);
+  }
   const auto k = static_cast<uint64_t>(args.k);
   const auto rows = static_cast<uint64_t>(args.outputs);
-  const auto part = static_cast<uint32_t>(WideColumns(tiling.groups) / tiling.share_w);
   TensorMapShape shape = {};
-  if (args.silu) {
-    shape.rank = 4;
-    shape.size = {k, 8, 2, rows / 8};
-    shape.stride_bytes = {k * 2, rows * k * 2, 8 * k * 2};
-    shape.box = {kWideStage, 8, 2, part / 16};
-  } else {
-    shape.rank = 2;
-    shape.size = {k, rows, 1, 1};
-    shape.stride_bytes = {k * 2, 0, 0};
-    shape.box = {kWideStage, part, 1, 1};
-  }
+  shape.rank = 4;
+  shape.size = {k, 8, 2, rows / 8};
+  shape.stride_bytes = {k * 2, rows * k * 2, 8 * k * 2};
+  shape.box = {kWideStage, 8, 2, part / 16};
   return EncodeTensorMap(dtype, args.weight, shape, map);
-}
-
-cudaError_t EncodeN(gdn_dtype dtype, const LinearWideArgs& args, const LinearWideTiling& tiling,
-                    CUtensorMap* map) {
-  TensorMapShape shape = {};
-  shape.rank = 2;
-  shape.size = {static_cast<uint64_t>(args.k), static_cast<uint64_t>(args.rows), 1, 1};
-  shape.stride_bytes = {static_cast<uint64_t>(args.n_row_stride) * 2, 0, 0};
-  shape.box = {kWideStage, static_cast<uint32_t>(tiling.rows / tiling.share_n), 1, 1};
-  return EncodeTensorMap(dtype, args.n, shape, map);
 }
 
 }  // namespace linear
@@ -195,7 +181,8 @@ cudaError_t LaunchLinearWide(gdn_dtype weight_dtype, const LinearWideArgs& args,
   LinearWideParams params = {};
   cudaError_t error = EncodeWeight(weight_dtype, args, tiling, &params.weight);
   if (error != cudaSuccess) return error;
-  error = EncodeN(weight_dtype, args, tiling, &params.n);
+  error = EncodeRowsMap(weight_dtype, args.n, args.k, args.rows, args.n_row_stride,
+                        tiling.rows / tiling.share_n, &params.n);
   if (error != cudaSuccess) return error;
   params.y = args.y;
   params.y_row_stride = args.y_row_stride;

@@ -16,6 +16,13 @@ constexpr float kQkNormEps = 1e-6f;
 __device__ inline float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 __device__ inline float Silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
+// 2^x within a few units of the last place; results below 2^-126 are 0.
+__device__ inline float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 __device__ inline float Activate(gdn_gate_activation activation, float x) {
   const float sigmoid = Sigmoid(x);
   return activation == GDN_GATE_SILU ? x * sigmoid : sigmoid;

@@ -89,13 +89,6 @@ __device__ inline float At(const float4& v, uint32_t i) {
 }
 __device__ inline float Max4(const float4& v) { return fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w)); }
 
-// 2^x within a few units of the last place; tiny results are 0.
-__device__ inline float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 __device__ inline float WarpMax(float value) {
   // Integers in the order of the floats. fmaxf drops NaN.
   const int bits = __float_as_int(fmaxf(value, -kSamplingInf));

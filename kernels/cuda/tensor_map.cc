@@ -38,4 +38,14 @@ cudaError_t EncodeTensorMap(gdn_dtype dtype, const void* data, const TensorMapSh
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+cudaError_t EncodeRowsMap(gdn_dtype dtype, const void* data, int64_t k, int64_t rows,
+                          int64_t row_stride, int64_t box_rows, CUtensorMap* map) {
+  TensorMapShape shape = {};
+  shape.rank = 2;
+  shape.size = {static_cast<uint64_t>(k), static_cast<uint64_t>(rows), 1, 1};
+  shape.stride_bytes = {static_cast<uint64_t>(row_stride) * 2, 0, 0};
+  shape.box = {64, static_cast<uint32_t>(box_rows), 1, 1};
+  return EncodeTensorMap(dtype, data, shape, map);
+}
+
 }  // namespace gdn::cuda

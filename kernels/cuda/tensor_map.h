@@ -27,6 +27,10 @@ struct TensorMapShape {
 cudaError_t EncodeTensorMap(gdn_dtype dtype, const void* data, const TensorMapShape& shape,
                             CUtensorMap* map);
 
+// Of rows [rows, k], tiles of `box_rows` rows by 64 elements.
+cudaError_t EncodeRowsMap(gdn_dtype dtype, const void* data, int64_t k, int64_t rows,
+                          int64_t row_stride, int64_t box_rows, CUtensorMap* map);
+
 // Finds the driver's function; once in the process, before the first EncodeTensorMap.
 cudaError_t PrepareTensorMaps();
 

@@ -261,11 +261,7 @@ struct Captured {
     Must(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
     EXPECT_EQ(op.call(stream.Exec()), GDN_OK) << gdn_last_error();
     Must(cudaStreamEndCapture(stream.get(), &graph));
-    size_t count = 0;
-    Must(cudaGraphGetNodes(graph, nullptr, &count));
-    std::vector<cudaGraphNode_t> nodes(count);
-    Must(cudaGraphGetNodes(graph, nodes.data(), &count));
-    for (const cudaGraphNode_t node : nodes) {
+    for (const cudaGraphNode_t node : NodesOf(graph)) {
       cudaGraphNodeType type;
       Must(cudaGraphNodeGetType(node, &type));
       (type == cudaGraphNodeTypeKernel ? kernels : others) += 1;

@@ -13,22 +13,6 @@
 
 namespace gdn::cuda {
 
-template <typename X>
-__device__ inline uint32_t PackPair(float low, float high);
-template <>
-__device__ inline uint32_t PackPair<F16>(float low, float high) {
-  return PackHalves(low, high);
-}
-template <>
-__device__ inline uint32_t PackPair<Bf16>(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-template <typename X>
-__device__ inline float2 UnpackPair(uint32_t word) {
-  return Pair<X>::Widen(*reinterpret_cast<const typename Pair<X>::Raw*>(&word));
-}
-
 // As StoreMatrices, each 8x8 matrix transposed.
 __device__ inline void StoreMatricesTransposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
                                                uint32_t d) {

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernels/common/convert.h"
+#include "kernels/common/rule_args.h"
 
 namespace gdn::ref {
 
@@ -39,8 +40,7 @@ void HeadRows(const gdn_delta_rule_args& args, int64_t sequence, int64_t begin, 
   const int64_t read = args.read_index[sequence] * args.state_slot_stride + hv * V * K;
   const int64_t write = args.write_index[sequence] * args.state_slot_stride + hv * V * K;
   const bool fresh = args.fresh != nullptr && args.fresh[sequence] != 0;
-  const double scale = args.scale != 0.0f ? static_cast<double>(args.scale)
-                                          : 1.0 / std::sqrt(static_cast<double>(K));
+  const double scale = kernels::RuleScale(args.scale, K);
   std::array<KeyVector, kRows> state{};
   for (int64_t v = v0; v < v1 && !fresh; ++v) {
     for (int64_t i = 0; i < K; ++i) {

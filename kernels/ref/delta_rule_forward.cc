@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/common/convert.h"
+#include "kernels/common/rule_args.h"
 
 namespace gdn::ref {
 
@@ -36,8 +37,7 @@ void StateRow(const gdn_delta_rule_forward_args& args, int64_t n, int64_t hv, in
   const int64_t K = args.key_dim;
   const int64_t h = hv / (args.value_heads / args.key_heads);
   const bool saved = args.use_qk_l2norm != 0;
-  const double scale = args.scale != 0.0f ? static_cast<double>(args.scale)
-                                          : 1.0 / std::sqrt(static_cast<double>(K));
+  const double scale = kernels::RuleScale(args.scale, K);
   const int64_t row = ((n * args.value_heads + hv) * args.value_dim + v) * K;
   KeyVector s{};
   for (int64_t i = 0; i < K && args.initial_state != nullptr; ++i)

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/common/convert.h"
+#include "kernels/common/rule_args.h"
 
 namespace gdn::ref {
 
@@ -37,8 +38,7 @@ void StateRow(const gdn2_args& args, int64_t sequence, int64_t begin, int64_t en
   const int64_t read = args.read_index[sequence] * args.state_slot_stride + row;
   const int64_t write = args.write_index[sequence] * args.state_slot_stride + row;
   const bool fresh = args.fresh != nullptr && args.fresh[sequence] != 0;
-  const double scale = args.scale != 0.0f ? static_cast<double>(args.scale)
-                                          : 1.0 / std::sqrt(static_cast<double>(K));
+  const double scale = kernels::RuleScale(args.scale, K);
   KeyVector s{};
   for (int64_t i = 0; i < K && !fresh; ++i) s[i] = Load(args.state, args.state_dtype, read + i);
   KeyVector q;

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernels/common/convert.h"
+#include "kernels/common/rule_args.h"
 
 namespace gdn::ref {
 
@@ -47,10 +48,7 @@ struct Sequence {
 
   int64_t begin() const { return args.cu_seqlens[n]; }
   int64_t length() const { return args.cu_seqlens[n + 1] - begin(); }
-  double scale() const {
-    return args.scale != 0.0f ? static_cast<double>(args.scale)
-                              : 1.0 / std::sqrt(static_cast<double>(args.key_dim));
-  }
+  double scale() const { return kernels::RuleScale(args.scale, args.key_dim); }
   double Value(int64_t t, int64_t column) const {
     return Load(args.v, args.qkv_dtype, (begin() + t) * args.v_token_stride + column);
   }

@@ -143,11 +143,7 @@ class OpRunner {
   }
 
   static void Count(cudaGraph_t graph, Launches& launches) {
-    size_t count = 0;
-    Must(cudaGraphGetNodes(graph, nullptr, &count));
-    std::vector<cudaGraphNode_t> nodes(count);
-    Must(cudaGraphGetNodes(graph, nodes.data(), &count));
-    for (const cudaGraphNode_t node : nodes) {
+    for (const cudaGraphNode_t node : NodesOf(graph)) {
       cudaGraphNodeType type;
       Must(cudaGraphNodeGetType(node, &type));
       if (type != cudaGraphNodeTypeKernel) {
