@@ -74,6 +74,37 @@ TEST(LinearRef, MatchesTheDefinition) {
   }
 }
 
+// The two parts of a norm give what the norm gives, up to where it rounds.
+TEST(LinearRef, ASplitNormIsTheNorm) {
+  LinearCase out;
+  out.rows = 5;
+  out.n = 72;  // Its last group of columns is not whole.
+  out.k = 24;
+  out.y_dtype = GDN_F32;
+  out.accumulate = true;
+  LinearCall residual(out);
+  SplitNorm split(out);
+  RunRef(residual, split.First());
+  for (const gdn_linear_kind kind : {GDN_LINEAR_PLAIN, GDN_LINEAR_SILU_MUL}) {
+    LinearCase in;
+    in.rows = out.rows;
+    in.n = 34;
+    in.k = out.n;
+    in.kind = kind;
+    in.norm = true;
+    in.x_dtype = GDN_F32;
+    in.x_pad = out.y_pad;
+    LinearCall normed(in);
+    normed.x = residual.y;
+    normed.norm_weight = split.weight;
+    LinearCall halved = normed;
+    RunRef(normed);
+    RunRef(halved, split.Second());
+    EXPECT_LE(LinearError(halved, normed), 6e-3);
+    EXPECT_GT(LinearError(halved, normed), 0.0);
+  }
+}
+
 TEST(LinearRef, NoRowsTouchNothing) {
   LinearCase c;
   c.rows = 2;
@@ -219,6 +250,9 @@ TEST(LinearMisuse, CallsNameWhatIsWrongAndTouchNothing) {
   invalid([&](auto& a, auto&) { a.x_row_stride = c.k - 1; }, "x_row_stride must be >=");
   invalid([&](auto& a, auto&) { a.y_row_stride = c.n - 1; }, "y_row_stride must be >=");
   invalid([&](auto& a, auto&) { a.x = call.y.data(); }, "y must not overlap x");
+  const std::vector<float> floats(static_cast<size_t>(c.k), 1.0f);
+  invalid([&](auto& a, auto&) { a.after_norm = floats.data(); }, "after_norm needs a plan with");
+  invalid([&](auto& a, auto&) { a.squares = a.norm_weight = floats.data(); }, "one must be NULL");
 }
 
 }  // namespace

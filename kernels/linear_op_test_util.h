@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -127,9 +128,43 @@ inline LinearPlan MakePlan(gdn_backend backend, const LinearCase& c) {
   return MakePlan(backend, c.Shape());
 }
 
-inline void RunRef(LinearCall& call) {
+// What passes between a product that adds to y, and the one whose norm it begins.
+struct SplitNorm {
+  explicit SplitNorm(const LinearCase& c)
+      : n(c.dtype, c.rows * c.outputs()),
+        squares(GDN_F32, (c.outputs() + GDN_LINEAR_SQUARES_COLUMNS - 1) /
+                             GDN_LINEAR_SQUARES_COLUMNS * c.rows) {
+    Random random(c.seed + 1);
+    for (int64_t i = 0; i < c.outputs(); ++i) weight.push_back(random.Uniform(0.2f, 1.8f));
+  }
+  std::function<void(gdn_linear_args&)> First() {
+    return [this](gdn_linear_args& args) {
+      args.after_norm = weight.data();
+      args.after_n = n.data();
+      args.after_squares = static_cast<float*>(squares.data());
+    };
+  }
+  std::function<void(gdn_linear_args&)> Second() const {
+    return [this](gdn_linear_args& args) {
+      args.x = n.data();
+      args.x_dtype = n.dtype();
+      args.x_row_stride = static_cast<int64_t>(weight.size());
+      args.norm_weight = nullptr;
+      args.squares = static_cast<const float*>(squares.data());
+    };
+  }
+
+  std::vector<float> weight;
+  Tensor n;
+  Tensor squares;
+};
+
+inline void RunRef(
+    LinearCall& call,
+    const std::function<void(gdn_linear_args&)>& change = [](gdn_linear_args&) {}) {
   const LinearPlan plan = MakePlan(GDN_BACKEND_REF, call.shape);
-  const gdn_linear_args args = call.Args(plan.get());
+  gdn_linear_args args = call.Args(plan.get());
+  change(args);
   const gdn_exec exec{};
   ASSERT_EQ(gdn_linear(&exec, &args), GDN_OK) << gdn_last_error();
 }

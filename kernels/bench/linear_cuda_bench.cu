@@ -4,7 +4,8 @@
 // Every layer has its own weights; a CUDA graph holds one call per layer, and a figure is the
 // median over its replays divided by the calls. GB/s counts the weights alone, once per call; the
 // head also in its greedy form (linear_argmax). Last,
-// the four products of a layer in a chain, as a decode step has them.
+// the four products of a layer in a chain, as a decode step has them, with norms in kernels of
+// their own and split between the products.
 //
 // usage: linear_cuda_bench [--rows=1,4,...] [--shapes=in,out,gate_up,down,head] [--no-lt]
 //                          [--invariant] [--replays=20] [--chain-only] [--no-chain]
@@ -118,7 +119,7 @@ class Bench {
     }
     if (options_.chain) {
       std::printf("\nin, out, gate_up, down of 24 layers\n%5s | %9s %9s %9s %7s\n", "rows",
-                  "us/layer", "early us", "GB/s", "% read");
+                  "us/layer", "split us", "GB/s", "% read");
       for (const int64_t rows : options_.rows) Chain(rows);
     }
   }
@@ -303,18 +304,25 @@ class Bench {
     return best;
   }
 
+  // With split norms where the products take them.
   void Chain(int64_t rows) {
     constexpr int kLayers = 24;
     gdn_linear_plan* plans[4];
     int64_t bytes = 0;
+    bool split = true;
     for (int i = 0; i < 4; ++i) {
       plans[i] = Plan(kProducts[i], rows);
       bytes += kProducts[i].n * kProducts[i].k * 2;
+      split = split && gdn_linear_splits_norm(plans[i], rows) != 0;
     }
     const gdn_exec exec = Exec();
     uint16_t* const projected = reinterpret_cast<uint16_t*>(y_);
+    // Behind what a product may need of the workspace.
+    char* const behind = static_cast<char*>(workspace_) + kWorkspaceBytes / 2;
     double us[2];
-    for (const int early : {0, 1}) {
+    for (const int mode : {0, 1}) {  // Norms by kernels of their own, or split.
+      us[mode] = 0.0;
+      if (mode == 1 && !split) continue;
       const auto enqueue = [&] {
         const uint16_t* weight = weights_;
         for (int layer = 0; layer < kLayers; ++layer) {
@@ -330,14 +338,24 @@ class Bench {
               args.x_row_stride = i == 1 ? 8224 : 3584;
               args.y = x32_;
             }
-            args.early_start = early;
+            if (mode == 1 && product.norm) {
+              args.x = behind;
+              args.x_dtype = GDN_BF16;
+              args.norm_weight = nullptr;
+              args.squares = reinterpret_cast<const float*>(behind + rows * product.k * 2);
+            } else if (mode == 1) {
+              args.after_norm = norm_weight_;
+              args.after_n = behind;
+              args.after_squares = reinterpret_cast<float*>(behind + rows * product.n * 2);
+            }
+            args.early_start = 1;
             Must(gdn_linear(&exec, &args));
           }
         }
       };
-      us[early] = Time(enqueue, options_.replays) / kLayers;
+      us[mode] = Time(enqueue, options_.replays) / kLayers;
     }
-    const double best = std::min(us[0], us[1]);
+    const double best = split ? std::min(us[0], us[1]) : us[0];
     std::printf("%5lld | %9.2f %9.2f %9.0f %7.1f\n", static_cast<long long>(rows), us[0], us[1],
                 static_cast<double>(bytes) / best * 1e-3,
                 100e-3 * static_cast<double>(bytes) / best / read_);

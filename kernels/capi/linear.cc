@@ -97,6 +97,38 @@ gdn_status CheckCall(const gdn_exec* exec, const gdn_linear_args* args) {
   return GDN_OK;
 }
 
+bool SplitsNorm(const gdn_linear_plan& plan, [[maybe_unused]] int64_t rows) {
+#ifdef GDN_HAS_CUDA
+  if (plan.backend == GDN_BACKEND_CUDA) return cuda::LinearSplitsNorm(plan, rows);
+#endif
+  return plan.backend == GDN_BACKEND_REF;
+}
+
+gdn_status CheckSplitNorm(const gdn_linear_args& args) {
+  if (args.after_norm == nullptr && args.squares == nullptr) return GDN_OK;
+  const gdn_linear_shape& shape = args.plan->shape;
+  if (args.after_norm != nullptr) {
+    GDN_CHECK_ARG(shape.accumulate != 0, GDN_INVALID_ARGUMENT,
+                  "%s: after_norm needs a plan with accumulate", kOp);
+    GDN_RETURN_IF_ERROR(CheckPointer(kOp, "after_n", args.after_n));
+    GDN_RETURN_IF_ERROR(CheckPointer(kOp, "after_squares", args.after_squares));
+    GDN_CHECK_ARG(reinterpret_cast<uintptr_t>(args.after_n) % 16 == 0, GDN_INVALID_ARGUMENT,
+                  "%s: after_n must be 16-byte aligned, got %p", kOp, args.after_n);
+  }
+  if (args.squares != nullptr) {
+    GDN_CHECK_ARG(args.norm_weight == nullptr, GDN_INVALID_ARGUMENT,
+                  "%s: squares and norm_weight are two ways to norm x: one must be NULL", kOp);
+    GDN_CHECK_ARG(args.x_dtype == shape.weight_dtype, GDN_INVALID_ARGUMENT,
+                  "%s: with squares x_dtype must be weight_dtype %d, got %d", kOp,
+                  static_cast<int>(shape.weight_dtype), static_cast<int>(args.x_dtype));
+  }
+  GDN_CHECK_ARG(SplitsNorm(*args.plan, args.rows), GDN_UNSUPPORTED_SHAPE,
+                "%s: this plan takes no after_norm and no squares at %lld rows (see "
+                "gdn_linear_splits_norm)",
+                kOp, static_cast<long long>(args.rows));
+  return GDN_OK;
+}
+
 gdn_status Check(const gdn_exec* exec, const gdn_linear_args* args) {
   GDN_RETURN_IF_ERROR(CheckCall(exec, args));
   if (args->rows == 0) return GDN_OK;
@@ -108,7 +140,7 @@ gdn_status Check(const gdn_exec* exec, const gdn_linear_args* args) {
   GDN_RETURN_IF_ERROR(CheckStride(kOp, "y_row_stride", args->y_row_stride, LinearOutputs(shape)));
   if (exec->backend == GDN_BACKEND_CUDA) GDN_RETURN_IF_ERROR(CheckCudaProduct(kOp, *args));
   GDN_CHECK_ARG(!Overlaps(*args), GDN_INVALID_ARGUMENT, "%s: y must not overlap x", kOp);
-  return GDN_OK;
+  return CheckSplitNorm(*args);
 }
 
 size_t Workspace([[maybe_unused]] const gdn_exec& exec,
@@ -148,6 +180,13 @@ gdn_status gdn_linear_plan_create(gdn_backend backend, const gdn_linear_shape* s
 }
 
 void gdn_linear_plan_destroy(gdn_linear_plan* plan) { delete plan; }
+
+int32_t gdn_linear_splits_norm(const gdn_linear_plan* plan, int64_t rows) {
+  return plan != nullptr && rows >= 1 && rows <= plan->shape.max_rows &&
+                 gdn::kernels::SplitsNorm(*plan, rows)
+             ? 1
+             : 0;
+}
 
 gdn_status gdn_linear_workspace(const gdn_exec* exec, const gdn_linear_args* args, size_t* bytes) {
   GDN_RETURN_IF_ERROR(gdn::kernels::CheckCall(exec, args));

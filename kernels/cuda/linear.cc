@@ -28,7 +28,7 @@ constexpr int64_t kPassRows = 8192;
 constexpr int64_t kGatePassRows = 1024;
 // Where the wide product is the fastest.
 constexpr int64_t kFewestWideRows = 9;
-constexpr int64_t kMostWideRows = 64;
+constexpr int64_t kMostWideRows = 128;
 constexpr int64_t kMostWideOutputs = 32768;
 
 struct Plan final : gdn_linear_plan {
@@ -168,6 +168,12 @@ gdn_status Wide(const gdn_exec& exec, const gdn_linear_args& args, const Plan& p
   wide.silu = shape.kind == GDN_LINEAR_SILU_MUL;
   wide.accumulate = shape.accumulate != 0;
   wide.early_start = args.early_start != 0;
+  wide.batch_invariant = shape.batch_invariant != 0;
+  wide.squares = args.squares;
+  wide.norm_eps = args.norm_eps;
+  wide.after_norm = args.after_norm;
+  wide.after_n = args.after_n;
+  wide.after_squares = args.after_squares;
   for (int64_t row = 0; row < args.rows; row += kPassRows) {
     const int64_t rows = std::min(kPassRows, args.rows - row);
     PreparedRows n;
@@ -264,6 +270,12 @@ gdn_status MakeLinearPlan(const gdn_linear_shape& shape, std::unique_ptr<gdn_lin
 size_t LinearWorkspace(const gdn_exec&, const gdn_linear_args& args) {
   const auto& plan = static_cast<const Plan&>(*args.plan);
   return PathFor(plan, args.rows) == Path::kSkinny ? 0 : WideWorkspaceFor(plan, args.rows).bytes;
+}
+
+bool LinearSplitsNorm(const gdn_linear_plan& base, int64_t rows) {
+  const auto& plan = static_cast<const Plan&>(base);
+  // In one pass, for the sums of squares are laid out for the call's rows.
+  return rows <= kPassRows && PathFor(plan, rows) == Path::kWide;
 }
 
 gdn_status Linear(const gdn_exec& exec, const gdn_linear_args& args) {

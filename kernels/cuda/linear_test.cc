@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/cuda_test_util.h"
@@ -62,6 +63,12 @@ class OnDevice {
   gdn_linear_args args_ = {};
   std::unique_ptr<DeviceBuffer> workspace_;
 };
+
+double TensorError(const Tensor& got, const Tensor& expected) {
+  RelativeL2 error;
+  for (int64_t i = 0; i < got.size(); ++i) error.Add(got.Get(i), expected.Get(i));
+  return error.value();
+}
 
 // A norm rounds to the weight's type a value that differs from REF's in its last FP32 bits: now and
 // then an element of n falls to the other side.
@@ -212,6 +219,87 @@ TEST_F(LinearCuda, PassesOfALongPrefillMeet) {
       c.batch_invariant = invariant;
       ExpectMatchesRef(c);
     }
+  }
+}
+
+// The two parts of a norm, each against REF: what the first leaves, and what the second makes of
+// it.
+TEST_F(LinearCuda, SplitNormsMatchRef) {
+  for (const int64_t rows : {9, 16, 20, 40, 64, 65, 100, 128}) {
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{128, 64}, {1024, 1032}, {200, 264}}) {
+      LinearCase out;
+      out.rows = rows;
+      out.n = n;
+      out.k = k;
+      out.dtype = rows % 2 == 0 ? GDN_BF16 : GDN_F16;
+      out.x_dtype = out.dtype;
+      out.y_dtype = GDN_F32;
+      out.accumulate = true;
+      out.early_start = rows % 3 == 0;
+      SCOPED_TRACE(out.Name());
+      LinearCall expected(out);
+      LinearCall got = expected;
+      SplitNorm split(out);
+      SplitNorm made = split;
+      RunRef(expected, split.First());
+      {
+        OnDevice device(got);
+        ASSERT_NE(gdn_linear_splits_norm(device.args().plan, rows), 0);
+        const DeviceBuffer weight(made.weight);
+        const DeviceBuffer after_n(made.n);
+        const DeviceBuffer squares(made.squares);
+        device.args().after_norm = weight.get<float>();
+        device.args().after_n = after_n.get();
+        device.args().after_squares = squares.get<float>();
+        device.Run(got);
+        after_n.Download(made.n.data());
+        squares.Download(made.squares.data());
+      }
+      EXPECT_LE(LinearError(got, expected), 1e-5);
+      EXPECT_LE(TensorError(made.n, split.n), 1e-3);
+      EXPECT_LE(TensorError(made.squares, split.squares), 1e-5);
+
+      for (const gdn_linear_kind kind : {GDN_LINEAR_PLAIN, GDN_LINEAR_SILU_MUL}) {
+        LinearCase in;
+        in.kind = kind;
+        in.rows = rows;
+        in.n = 304;
+        in.k = n;
+        in.dtype = out.dtype;
+        in.x_dtype = in.dtype;
+        in.y_dtype = in.dtype;
+        in.early_start = !out.early_start;
+        SCOPED_TRACE(in.Name());
+        LinearCall expected_in(in);
+        LinearCall got_in = expected_in;
+        RunRef(expected_in, made.Second());
+        OnDevice device(got_in);
+        ASSERT_NE(gdn_linear_splits_norm(device.args().plan, rows), 0);
+        const DeviceBuffer x(made.n);
+        const DeviceBuffer squares(made.squares);
+        made.Second()(device.args());
+        device.args().x = x.get();
+        device.args().squares = squares.get<float>();
+        device.Run(got_in);
+        EXPECT_LE(LinearError(got_in, expected_in), Bound(in));
+        EXPECT_EQ(GapsTouched(got_in, LinearCall(in).y), 0);
+      }
+    }
+  }
+}
+
+TEST_F(LinearCuda, RefusesASplitNormWhereNoKernelTakesIt) {
+  for (const int64_t rows : {2, 129}) {
+    LinearCase c;
+    c.rows = rows;
+    c.y_dtype = GDN_F32;
+    c.accumulate = true;
+    LinearCall call(c);
+    OnDevice device(call);
+    EXPECT_EQ(gdn_linear_splits_norm(device.args().plan, rows), 0);
+    const DeviceBuffer buffer(size_t{1024});
+    device.args().squares = buffer.get<float>();
+    EXPECT_EQ(device.Enqueue(), GDN_UNSUPPORTED_SHAPE);
   }
 }
 

@@ -22,13 +22,17 @@ namespace gdn::cuda {
 namespace linear {
 namespace {
 
-// Two blocks a multiprocessor, or one; each also takes 1 KiB for the system, its barriers, and up
-// to the alignment of its slots.
-constexpr int WideSharedBytes(int groups) { return (groups == 1 ? 110 : 224) * 1024; }
+// One block a multiprocessor, or two: then one of a product whose blocks have all of K and one of
+// a product whose blocks divide it, as they follow each other, but not two of the former, which
+// would take twice as long. Each also takes 1 KiB for the system, its barriers, and up to the
+// alignment of its slots.
+constexpr int WideSharedBytes(int groups, int splits) {
+  if (groups > 1) return 224 * 1024;
+  return (splits == 1 ? 119 : 104) * 1024;
+}
 constexpr int WideColumns(int groups) { return groups * kGroupColumns; }
 constexpr int WideWeightBytes(int groups) { return WideColumns(groups) * kWideStageBytes; }
 
-constexpr int kMostSplits = 8;
 // From here on enough blocks of 256 rows are full.
 constexpr int64_t kFewestRowsOfLargeBlocks = 768;
 
@@ -37,6 +41,10 @@ int CeilDiv(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 int WeightRows(const LinearWideArgs& args) {
   return static_cast<int>(args.silu ? 2 * args.outputs : args.outputs);
 }
+
+// Between these a product that divides K has two blocks' worth of rows, and half as many splits.
+constexpr int64_t kMostRowsOfMostSplits = 64;
+constexpr int64_t kMostRowsOfFewSplits = 128;
 
 int SumsBytes(const LinearWideTiling& tiling) {
   return tiling.splits * WideColumns(tiling.groups) * (tiling.rows / tiling.splits + 2) * 4;
@@ -50,7 +58,7 @@ struct WideLauncher {
 
   static cudaError_t Prepare() {
     const cudaError_t error = cudaFuncSetAttribute(
-        kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, WideSharedBytes(kGroups));
+        kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, WideSharedBytes(kGroups, kSplits));
     if (error != cudaSuccess) return error;
     return cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                 cudaSharedmemCarveoutMaxShared);
@@ -72,7 +80,7 @@ struct WideLauncher {
     config.gridDim.y = static_cast<unsigned>(whole(CeilDiv(args.rows, kRows), tiling.share_w));
     config.gridDim.z = static_cast<unsigned>(tiling.splits);
     config.blockDim = WideBlock<kGroups>::kThreads;
-    config.dynamicSmemBytes = WideSharedBytes(kGroups);
+    config.dynamicSmemBytes = WideSharedBytes(kGroups, kSplits);
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = args.early_start ? 2 : 1;
@@ -85,19 +93,25 @@ template <typename W, bool kGate, int kSplits, typename Use>
 cudaError_t WithLauncher(const LinearWideTiling& tiling, const Use& use) {
   switch (tiling.rows) {
     case 16:
-      return use(WideLauncher<W, 16, kGate, kSplits, 1>());
+      if constexpr (kSplits != kFewSplits) return use(WideLauncher<W, 16, kGate, kSplits, 1>());
+      break;
     case 32:
-      return use(WideLauncher<W, 32, kGate, kSplits, 1>());
+      if constexpr (kSplits != kFewSplits) return use(WideLauncher<W, 32, kGate, kSplits, 1>());
+      break;
     case 64:
       return use(WideLauncher<W, 64, kGate, kSplits, 1>());
+    case 128:
+      if constexpr (kSplits != kFewSplits) {
+        if (tiling.groups == 2) return use(WideLauncher<W, 128, kGate, kSplits, 2>());
+        return use(WideLauncher<W, 128, kGate, kSplits, 1>());
+      }
+      break;
     default:
       // Without room for the partial sums of so many rows.
-      if constexpr (kSplits == 1) {
-        if (tiling.rows == 256) return use(WideLauncher<W, 256, kGate, kSplits, 2>());
-      }
-      if (tiling.groups == 2) return use(WideLauncher<W, 128, kGate, kSplits, 2>());
-      return use(WideLauncher<W, 128, kGate, kSplits, 1>());
+      if constexpr (kSplits == 1) return use(WideLauncher<W, 256, kGate, kSplits, 2>());
+      break;
   }
+  return cudaErrorInvalidValue;
 }
 
 template <typename W, bool kGate, int kSplits>
@@ -105,6 +119,7 @@ cudaError_t PrepareTilings() {
   for (const auto& [rows, groups] :
        {std::pair{16, 1}, {32, 1}, {64, 1}, {128, 1}, {128, 2}, {256, 2}}) {
     if (rows == 256 && kSplits > 1) continue;
+    if (kSplits == kFewSplits && rows != 64) continue;
     LinearWideTiling tiling = {};
     tiling.rows = rows;
     tiling.groups = groups;
@@ -119,6 +134,7 @@ template <typename W>
 cudaError_t Prepare() {
   cudaError_t error = PrepareTilings<W, false, 1>();
   if (error == cudaSuccess) error = PrepareTilings<W, false, kMostSplits>();
+  if (error == cudaSuccess) error = PrepareTilings<W, false, kFewSplits>();
   if (error == cudaSuccess) error = PrepareTilings<W, true, 1>();
   return error;
 }
@@ -150,6 +166,12 @@ LinearWideTiling ChooseLinearWide(const LinearWideArgs& args, int multiprocessor
   const bool few = CeilDiv(WeightRows(args), kGroupColumns) * 4 <= multiprocessors;
   tiling.splits = few && !args.silu ? kMostSplits : 1;
   tiling.groups = args.rows > 128 ? 2 : 1;
+  if (tiling.splits > 1 && !args.batch_invariant && args.rows > kMostRowsOfMostSplits &&
+      args.rows <= kMostRowsOfFewSplits) {
+    tiling.rows = 64;
+    tiling.splits = kFewSplits;
+    tiling.groups = 1;
+  }
   if (tiling.splits == 1 && args.rows >= kFewestRowsOfLargeBlocks) tiling.rows = 256;
   tiling.share_n = tiling.splits == 1 && (tiling.groups == 1 || tiling.rows == 256) ? 2 : 1;
   tiling.share_w = tiling.splits == 1 && tiling.rows == 128 && args.rows > 128 ? 2 : 1;
@@ -157,10 +179,11 @@ LinearWideTiling ChooseLinearWide(const LinearWideArgs& args, int multiprocessor
   // The ring of n holds what hides its way from the L2; the weight, which comes from further away,
   // gets the rest, and what it does not need goes back to n.
   const int stages = CeilDiv(CeilDiv(args.k, kWideStage), tiling.splits);
-  const int sums = tiling.splits > 1 ? SumsBytes(tiling) : 0;
+  const bool in_place = SumsInPlace(tiling.splits);
+  const int sums = tiling.splits > 1 && !in_place ? SumsBytes(tiling) : 0;
   const int n_bytes = tiling.rows * kWideStageBytes;
   const int w_bytes = WideWeightBytes(tiling.groups);
-  const int space = WideSharedBytes(tiling.groups) - kWideAlignment - sums;
+  const int space = WideSharedBytes(tiling.groups, tiling.splits) - kWideAlignment - sums;
   tiling.n_slots = std::min(stages, tiling.rows == 256   ? 4
                                     : tiling.rows == 128 ? 3 * tiling.groups
                                                          : 6);
@@ -192,19 +215,31 @@ cudaError_t LaunchLinearWide(gdn_dtype weight_dtype, const LinearWideArgs& args,
   params.stages_per_split = CeilDiv(params.stages, tiling.splits);
   params.n_slots = tiling.n_slots;
   params.w_slots = tiling.w_slots;
-  // Behind the slots, and behind what is sent, which lies where the slots were.
-  params.sums_offset = std::max(tiling.w_slots * WideWeightBytes(tiling.groups) +
-                                    tiling.n_slots * tiling.rows * kWideStageBytes,
-                                SumsBytes(tiling));
+  // Behind what is sent, which lies where the slots were; and unless the cluster meets before,
+  // behind the slots.
+  params.sums_offset = SumsBytes(tiling);
+  if (!SumsInPlace(tiling.splits)) {
+    params.sums_offset =
+        std::max(params.sums_offset, tiling.w_slots * WideWeightBytes(tiling.groups) +
+                                         tiling.n_slots * tiling.rows * kWideStageBytes);
+  }
   params.y_is_f32 = args.y_is_f32;
   params.accumulate = args.accumulate;
   params.y_vectors =
       !args.y_is_f32 && args.y_row_stride % 8 == 0 && reinterpret_cast<uintptr_t>(args.y) % 16 == 0;
+  params.squares = args.squares;
+  params.square_groups = CeilDiv(args.k, GDN_LINEAR_SQUARES_COLUMNS);
+  params.inverse_k = 1.0f / static_cast<float>(args.k);
+  params.norm_eps = args.norm_eps;
+  params.after_norm = args.after_norm;
+  params.after_n = args.after_n;
+  params.after_squares = args.after_squares;
   const auto launch = [&](const auto& launcher) {
     return launcher.Launch(args, tiling, params, stream);
   };
   const auto choose = [&]<typename W>() {
     if (args.silu) return WithLauncher<W, true, 1>(tiling, launch);
+    if (tiling.splits == kFewSplits) return WithLauncher<W, false, kFewSplits>(tiling, launch);
     return tiling.splits > 1 ? WithLauncher<W, false, kMostSplits>(tiling, launch)
                              : WithLauncher<W, false, 1>(tiling, launch);
   };

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/element.cuh"
+#include "kernels/cuda/linear_rows.cuh"
 #include "kernels/cuda/linear_wide.h"
 #include "kernels/cuda/math.cuh"
 #include "kernels/cuda/tensor_copy.cuh"
@@ -17,6 +18,14 @@ constexpr int kWideStageBytes = 2 * kWideStage;
 constexpr int kGroupThreads = 128;
 constexpr int kMaxWideSlots = 16;
 constexpr int kWideAlignment = 1024;
+// Blocks of a cluster that share the sum over K.
+constexpr int kMostSplits = 8;
+constexpr int kFewSplits = 4;
+
+__device__ inline void MeetCluster() {
+  ClusterArrive();
+  ClusterWait();
+}
 
 // A block of one group, of which two fit into a multiprocessor, or of two groups.
 template <int kGroups>
@@ -49,6 +58,15 @@ struct LinearWideParams {
   bool y_is_f32;
   bool accumulate;
   bool y_vectors;  // Rows of y begin at multiples of 16 bytes.
+
+  // A norm in two parts (linear.h): the second of the one before, the first of the one behind.
+  const float* squares;  // Or null.
+  int32_t square_groups;
+  float inverse_k;
+  float norm_eps;
+  const float* after_norm;  // Or null.
+  void* after_n;
+  float* after_squares;
 };
 
 // Where a ring stands: its slot, and the parity of the slot's use.
@@ -171,6 +189,41 @@ __device__ inline void FeedN(const LinearWideParams& p, const WidePlace& place,
   }
 }
 
+// The norm's factors of the block's rows of n, by its consumers, before the main loop.
+template <int kRows, int kConsumers>
+__device__ inline void FindFactors(const LinearWideParams& p, float* factors) {
+  const int row0 = static_cast<int>(blockIdx.y) * kRows;
+  for (int row = static_cast<int>(threadIdx.x); row < kRows; row += kConsumers) {
+    if (row0 + row >= p.rows) break;
+    const float* const from = p.squares + row0 + row;
+    constexpr int kTogether = 16;  // Loads under way.
+    float sum = 0.0f;
+    for (int first = 0; first < p.square_groups; first += kTogether) {
+      float square[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        square[i] = 0.0f;
+        if (first + i < p.square_groups) square[i] = __ldcg(from + int64_t{first + i} * p.rows);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) sum += square[i];
+    }
+    factors[row] = rsqrtf(fmaf(sum, p.inverse_k, p.norm_eps));
+  }
+}
+template <int kRows>
+__device__ inline void ApplyFactors(const float* factors, float (&d)[kRows / 2]) {
+  const float2* const mine = reinterpret_cast<const float2*>(factors) + threadIdx.x % 4;
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j) {
+    const float2 f = mine[4 * j];
+    d[4 * j] *= f.x;
+    d[4 * j + 1] *= f.y;
+    d[4 * j + 2] *= f.x;
+    d[4 * j + 3] *= f.y;
+  }
+}
+
 // y in the weight's type, through shared memory, so that it is written in whole lines.
 template <typename W, int kRows, bool kGate, int kGroups>
 __device__ inline void StoreNarrow(const LinearWideParams& p, unsigned char* shared,
@@ -264,6 +317,30 @@ __device__ inline void SendSums(const WidePlace& place, float* staged, float* su
   }
 }
 
+// The first part of the norm behind: v of rows row, row + kStep, ... and a column, the lanes of a
+// warp in neighbouring columns of one group.
+template <typename W, int kBatch, int kStep>
+__device__ inline void StoreAfter(const LinearWideParams& p, int row, int column, float weight,
+                                  const float (&v)[kBatch]) {
+  static_assert(GDN_LINEAR_SQUARES_COLUMNS == 32);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool inside = column < p.outputs;
+  float square[kBatch];
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) {
+    square[i] = inside ? v[i] * v[i] : 0.0f;
+    const int at = row + i * kStep;
+    if (inside && at < p.rows) {
+      static_cast<W*>(p.after_n)[int64_t{at} * p.outputs + column] = Narrow<W>(v[i] * weight);
+    }
+  }
+  const float sum = SumLanes<kBatch>(square, lane);
+  const int at = row + lane * kBatch / 32 * kStep;
+  if (lane % (32 / kBatch) == 0 && column - lane < p.outputs && at < p.rows) {
+    p.after_squares[int64_t{column / 32} * p.rows + at] = sum;
+  }
+}
+
 // Any y: the sums of the cluster's blocks, added in the blocks' order.
 template <typename W, int kRows, bool kGate, int kSplits, int kGroups>
 __device__ inline void StoreSums(const LinearWideParams& p, const WidePlace& place,
@@ -294,6 +371,10 @@ __device__ inline void StoreSums(const LinearWideParams& p, const WidePlace& pla
     }
   };
   load_old(first_row);
+  float after_weight = 0.0f;
+  if (p.after_norm != nullptr && at_column < p.outputs) {
+    after_weight = __ldg(p.after_norm + at_column);
+  }
   SendSums<kRows, kGate, kSplits, kGroups>(place, staged, sums, arrived, d);
   const float* from[kSplits];
 #pragma unroll
@@ -313,6 +394,9 @@ __device__ inline void StoreSums(const LinearWideParams& p, const WidePlace& pla
       for (int s = 0; s < kSplits; ++s) sum += from[s][row];
       old[i] += sum;
     }
+    if (p.after_norm != nullptr) {
+      StoreAfter<W, kBatch, kStep>(p, row0 + first, at_column, after_weight, old);
+    }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int row = first + i * kStep;
@@ -326,6 +410,9 @@ __device__ inline void StoreSums(const LinearWideParams& p, const WidePlace& pla
   }
 }
 
+// A cluster of so few blocks exchanges its sums where its rings were, once all are through them.
+__host__ __device__ constexpr bool SumsInPlace(int splits) { return splits == kFewSplits; }
+
 template <typename W, int kRows, bool kGate, int kSplits, int kGroups>
 __global__ void __launch_bounds__(WideBlock<kGroups>::kThreads,
                                   WideBlock<kGroups>::kPerMultiprocessor)
@@ -333,11 +420,13 @@ __global__ void __launch_bounds__(WideBlock<kGroups>::kThreads,
   using Block = WideBlock<kGroups>;
   extern __shared__ unsigned char dynamic[];
   __shared__ WideBarriers barriers;
+  __shared__ alignas(8) float factors[kRows];
   unsigned char* const shared =
       dynamic + (-static_cast<uint32_t>(__cvta_generic_to_shared(dynamic)) % kWideAlignment);
   unsigned char* const w_slots = shared;
   unsigned char* const n_slots = shared + p.w_slots * Block::kWeightBytes;
   constexpr int kNBytes = kRows * kWideStageBytes;
+  constexpr bool kMeets = SumsInPlace(kSplits);
 
   const WidePlace place = WidePlace::Here();
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -372,6 +461,8 @@ __global__ void __launch_bounds__(WideBlock<kGroups>::kThreads,
     __syncwarp();
     if (place.size_y == 1) ClusterWait();
     if (lane == 0) feed.LoadOthers();
+    __syncwarp();
+    if (kMeets) MeetCluster();
   } else if (warp == Block::kFetchesN) {
     if (lane == 0) PrefetchTensorMap(p.n);
     ClusterWait();
@@ -380,8 +471,14 @@ __global__ void __launch_bounds__(WideBlock<kGroups>::kThreads,
       AllowNextKernel();
       FeedN<kRows>(p, place, n_slots, barriers, first_stage, count);
     }
+    __syncwarp();
+    if (kMeets) MeetCluster();
   } else {
     ClusterWait();
+    if (p.squares != nullptr) {
+      WaitForPreviousKernel();
+      FindFactors<kRows, Block::kConsumers>(p, factors);
+    }
     float d[kRows / 2] = {};
     WidePosition w;
     WidePosition n;
@@ -420,6 +517,8 @@ __global__ void __launch_bounds__(WideBlock<kGroups>::kThreads,
     WaitForProducts<0>();
     WaitForPreviousKernel();  // y may be what it reads or writes.
     Block::SyncConsumers();   // All have left the slots, which are used again.
+    if (kMeets) MeetCluster();
+    if (p.squares != nullptr) ApplyFactors<kRows>(factors, d);
     if (kSplits == 1 && !p.y_is_f32) {
       StoreNarrow<W, kRows, kGate, kGroups>(p, shared, d);
     } else {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "gdn/kernels/linear.h"
 #include "kernels/cuda/tensor_map.h"
 
 namespace gdn::cuda {
@@ -22,14 +23,23 @@ struct LinearWideArgs {
   bool silu;
   bool accumulate;
   bool early_start;
+  bool batch_invariant;
+
+  // As in linear.h.
+  const float* squares;
+  float norm_eps;
+  const float* after_norm;
+  void* after_n;
+  float* after_squares;
 };
 
-// How the work is divided. A row's bits depend on `splits` alone, and that on the weight.
+// How the work is divided. A row's bits depend on `splits` alone, and with batch_invariant that on
+// the weight.
 struct LinearWideTiling {
   int rows;     // Of n in a block: 16, 32, 64, 128 or 256.
   int groups;   // Of 64 rows of the weight in a block: 2 with 256 rows of n, 1 or 2 with 128,
                 // else 1.
-  int splits;   // Blocks of a cluster that share the sum over K: 1 or 8.
+  int splits;   // Blocks of a cluster that share the sum over K: 1, 4 or 8.
   int share_n;  // Blocks of a cluster that share rows of n.
   int share_w;  // Blocks of a cluster that share rows of the weight.
   int n_slots;  // Stages of 64 elements of K in flight.

@@ -9,6 +9,8 @@
 namespace gdn::ref {
 namespace {
 
+constexpr int64_t kSquaresColumns = GDN_LINEAR_SQUARES_COLUMNS;
+
 // n: the row of x, normed where asked for, rounded to the weight's type.
 void NormRow(const gdn_linear_args& args, int64_t row, std::vector<double>& n) {
   const gdn_linear_shape& shape = args.plan->shape;
@@ -41,6 +43,33 @@ double Product(const gdn_linear_args& args, const std::vector<double>& n, int64_
   return sum;
 }
 
+// The factor of a norm whose first part another product has done.
+double Factor(const gdn_linear_args& args, int64_t row) {
+  if (args.squares == nullptr) return 1.0;
+  const int64_t k = args.plan->shape.k;
+  double sum = 0.0;
+  for (int64_t group = 0; group * kSquaresColumns < k; ++group) {
+    sum += args.squares[group * args.rows + row];
+  }
+  return 1.0 / std::sqrt(sum / static_cast<double>(k) + args.norm_eps);
+}
+
+// The first part of the norm behind this product.
+void AfterRow(const gdn_linear_args& args, int64_t row) {
+  const int64_t outputs = kernels::LinearOutputs(args.plan->shape);
+  const float* const y = static_cast<const float*>(args.y) + row * args.y_row_stride;
+  double sum = 0.0;
+  for (int64_t j = 0; j < outputs; ++j) {
+    const double value = y[j];
+    kernels::Store(args.after_n, args.plan->shape.weight_dtype, row * outputs + j,
+                   static_cast<float>(value * args.after_norm[j]));
+    sum += value * value;
+    if ((j + 1) % kSquaresColumns != 0 && j + 1 != outputs) continue;
+    args.after_squares[j / kSquaresColumns * args.rows + row] = static_cast<float>(sum);
+    sum = 0.0;
+  }
+}
+
 }  // namespace
 
 gdn_status Linear(const gdn_exec&, const gdn_linear_args& args) {
@@ -49,15 +78,17 @@ gdn_status Linear(const gdn_exec&, const gdn_linear_args& args) {
   std::vector<double> n(static_cast<size_t>(shape.k));
   for (int64_t row = 0; row < args.rows; ++row) {
     NormRow(args, row, n);
+    const double factor = Factor(args, row);
     for (int64_t j = 0; j < outputs; ++j) {
       const int64_t at = row * args.y_row_stride + j;
-      double value = Product(args, n, j);
+      double value = factor * Product(args, n, j);
       if (shape.kind == GDN_LINEAR_SILU_MUL) {
-        value = value / (1.0 + std::exp(-value)) * Product(args, n, outputs + j);
+        value = value / (1.0 + std::exp(-value)) * factor * Product(args, n, outputs + j);
       }
       if (shape.accumulate != 0) value += static_cast<const float*>(args.y)[at];
       kernels::Store(args.y, shape.y_dtype, at, static_cast<float>(value));
     }
+    if (args.after_norm != nullptr) AfterRow(args, row);
   }
   return GDN_OK;
 }

@@ -6,6 +6,8 @@ namespace gdn::pipeline {
 namespace {
 
 constexpr gdn_dtype kActivation = GDN_BF16;
+// Batches of up to so many rows may split their norms.
+constexpr int64_t kMostSplitRows = 128;
 
 gdn_gate_activation Activation(const model::ModelSpec& spec) {
   return spec.output_gate == model::GateActivation::kSilu ? GDN_GATE_SILU : GDN_GATE_SIGMOID;
@@ -67,6 +69,10 @@ absl::Status CudaStack::Create(const model::ModelSpec& spec, const DeviceModel* 
   GDN_RETURN_IF_ERROR(projection_.Allocate(max_tokens * projection_stride_, kWhat));
   GDN_RETURN_IF_ERROR(mixed_.Allocate(max_tokens * dims.value_size(), kWhat));
   GDN_RETURN_IF_ERROR(inner_.Allocate(max_tokens * inner, kWhat));
+  GDN_RETURN_IF_ERROR(normed_.Allocate(kMostSplitRows * hidden, kWhat));
+  GDN_RETURN_IF_ERROR(squares_.Allocate(
+      kMostSplitRows * ((hidden + GDN_LINEAR_SQUARES_COLUMNS - 1) / GDN_LINEAR_SQUARES_COLUMNS),
+      kWhat));
   if (spec_.Has(model::LayerType::kGdn2)) {
     GDN_RETURN_IF_ERROR(gdn2_.Create(&spec_, states, ops, max_tokens));
   }
@@ -86,55 +92,79 @@ absl::Status CudaStack::Run(const StackBatch& batch, const StepArrays& arrays, f
   return absl::OkStatus();
 }
 
+bool CudaStack::SplitsNorms(int64_t rows) const {
+  if (batch_invariant_ || rows > kMostSplitRows)
+    return false;  // They round n elsewhere than a norm of its own does.
+  for (const LinearPlan* plan : {&in_proj_, &gdn2_in_proj_, &out_proj_, &gate_up_, &down_}) {
+    if (*plan != nullptr && gdn_linear_splits_norm(plan->get(), rows) == 0) return false;
+  }
+  return true;
+}
+
 absl::Status CudaStack::RunLayer(int64_t layer, const StackBatch& batch, const StepArrays& arrays,
                                  float* x) {
   const DeviceLayer& weights = weights_->layers[static_cast<size_t>(layer)];
+  const auto next = static_cast<size_t>(layer) + 1;
+  const float* const next_norm =
+      next < weights_->layers.size() ? weights_->layers[next].input_norm : nullptr;
   const int64_t hidden = spec_.hidden_size;
   const int64_t values = spec_.gdn.value_size();
   const int64_t inner = spec_.intermediate_size;
+  const bool split = SplitsNorms(batch.num_tokens);
 
-  gdn_linear_args args{};
-  args.rows = batch.num_tokens;
-  args.norm_eps = spec_.rms_norm_eps;
-  args.early_start = ops_->timing() ? 0 : 1;
-  const auto product = [&](const char* name, const LinearPlan& plan, const uint16_t* weight) {
+  const auto product = [&](const char* name, const LinearPlan& plan, const uint16_t* weight,
+                           gdn_linear_args args) {
     args.plan = plan.get();
+    args.rows = batch.num_tokens;
+    args.norm_eps = spec_.rms_norm_eps;
     args.weight = weight;
+    args.early_start = ops_->timing() ? 0 : 1;
     return ops_->Run(name, gdn_linear, args);
   };
-  const auto normed_from_x = [&](const float* norm_weight, uint16_t* y, int64_t y_stride) {
-    args.x = x;
-    args.x_dtype = GDN_F32;
+  // With `begun` the product that last added to x has done the first part of the norm.
+  const auto normed_from_x = [&](const float* norm_weight, bool begun, uint16_t* y,
+                                 int64_t y_stride) {
+    gdn_linear_args args{};
+    args.x = begun ? static_cast<const void*>(normed_.data()) : x;
+    args.x_dtype = begun ? kActivation : GDN_F32;
     args.x_row_stride = hidden;
-    args.norm_weight = norm_weight;
+    args.norm_weight = begun ? nullptr : norm_weight;
+    args.squares = begun ? squares_.data() : nullptr;
     args.y = y;
     args.y_row_stride = y_stride;
+    return args;
   };
-  const auto added_to_x = [&](const uint16_t* from, int64_t from_stride) {
+  const auto added_to_x = [&](const uint16_t* from, int64_t from_stride, const float* after_norm) {
+    gdn_linear_args args{};
     args.x = from;
     args.x_dtype = kActivation;
     args.x_row_stride = from_stride;
-    args.norm_weight = nullptr;
     args.y = x;
     args.y_row_stride = hidden;
+    if (split && after_norm != nullptr) {
+      args.after_norm = after_norm;
+      args.after_n = normed_.data();
+      args.after_squares = squares_.data();
+    }
+    return args;
   };
 
-  normed_from_x(weights.input_norm, projection_.data(), projection_stride_);
+  const gdn_linear_args in =
+      normed_from_x(weights.input_norm, split && layer > 0, projection_.data(), projection_stride_);
   if (weights.type == model::LayerType::kGdn2) {
-    GDN_RETURN_IF_ERROR(product("in_proj", gdn2_in_proj_, weights.in_proj));
+    GDN_RETURN_IF_ERROR(product("in_proj", gdn2_in_proj_, weights.in_proj, in));
     GDN_RETURN_IF_ERROR(gdn2_.Run(layer, weights, batch, arrays, projection_.data(),
                                   projection_stride_, mixed_.data()));
   } else {
-    GDN_RETURN_IF_ERROR(product("in_proj", in_proj_, weights.in_proj));
+    GDN_RETURN_IF_ERROR(product("in_proj", in_proj_, weights.in_proj, in));
     if (batch.step_rows > 0) GDN_RETURN_IF_ERROR(FusedStep(layer, batch, arrays));
     if (batch.prefills > 0) GDN_RETURN_IF_ERROR(Prefill(layer, batch, arrays));
   }
-  added_to_x(mixed_.data(), values);
-  GDN_RETURN_IF_ERROR(product("out_proj", out_proj_, weights.out_proj));
-  normed_from_x(weights.mlp_norm, inner_.data(), inner);
-  GDN_RETURN_IF_ERROR(product("gate_up_proj", gate_up_, weights.gate_up));
-  added_to_x(inner_.data(), inner);
-  return product("down_proj", down_, weights.down);
+  GDN_RETURN_IF_ERROR(product("out_proj", out_proj_, weights.out_proj,
+                              added_to_x(mixed_.data(), values, weights.mlp_norm)));
+  GDN_RETURN_IF_ERROR(product("gate_up_proj", gate_up_, weights.gate_up,
+                              normed_from_x(weights.mlp_norm, split, inner_.data(), inner)));
+  return product("down_proj", down_, weights.down, added_to_x(inner_.data(), inner, next_norm));
 }
 
 gdn_fused_decode_args CudaStack::MixerShape() const {

@@ -2,7 +2,7 @@
 //
 // The residual stream through the Gated DeltaNet layers on the device. A layer is five launches for
 // one-token rows: norm and in_proj, the fused decode step, out_proj and residual, norm and gate|up
-// and SiLU, down and residual. Longer sequences take the separate ops instead of the fused step,
+// and SiLU, down and residual; with 9 to 128 rows the norms are split between the products. Longer sequences take the separate ops instead of the fused step,
 // and so do gdn2 layers.
 #ifndef SERVER_PIPELINE_CUDA_CUDA_STACK_H_
 #define SERVER_PIPELINE_CUDA_CUDA_STACK_H_
@@ -38,6 +38,8 @@ class CudaStack {
   absl::Status CreatePlan(const char* name, gdn_linear_kind kind, int64_t n, int64_t k,
                           bool residual, LinearPlan* plan);
   absl::Status CreateInProj(model::LayerType type, LinearPlan* plan);
+  // Whether the products of so many rows make each other's norms (linear.h).
+  bool SplitsNorms(int64_t rows) const;
   absl::Status RunLayer(int64_t layer, const StackBatch& batch, const StepArrays& arrays, float* x);
   // What steps and prefills share: of all layers, and of one.
   gdn_fused_decode_args MixerShape() const;
@@ -61,6 +63,8 @@ class CudaStack {
   DeviceArray<uint16_t> projection_;  // [T, q|k|v|z|b|a], of a gdn2 layer [T, q|k|v|z|f|b|w]
   DeviceArray<uint16_t> mixed_;       // [T, HV * V], the input of out_proj
   DeviceArray<uint16_t> inner_;       // [T, intermediate]
+  DeviceArray<uint16_t> normed_;      // Of norms in two parts: n, without its factor,
+  DeviceArray<float> squares_;        // and what that is found from.
   CudaGdn2 gdn2_;
 };
 

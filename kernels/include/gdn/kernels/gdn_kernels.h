@@ -25,6 +25,7 @@
 #include "gdn/kernels/l2_norm.h"
 #include "gdn/kernels/l2_norm_backward.h"
 #include "gdn/kernels/linear.h"
+#include "gdn/kernels/linear_argmax.h"
 #include "gdn/kernels/matmul.h"
 #include "gdn/kernels/qk_norm_route.h"
 #include "gdn/kernels/rms_norm.h"

@@ -11,11 +11,19 @@
  *  in FP32, y is rounded once to its type. REF: the same roundings of n and y, all else FP64.
  *
  *  CUDA: up to 16 rows (on sm_90 up to 8) take one launch that streams the weights once; on sm_90
- *  up to 64 rows, and any number for SILU_MUL, take one launch of the tensor cores, after one that
+ *  up to 128 rows, and any number for SILU_MUL, take one launch of the tensor cores, after one that
  *  makes n, if J is at most 32768 (and for SILU_MUL a multiple of 8); all else takes cuBLASLt.
  *  Passes of at most 8192 rows bound the workspace: n in the weight's type and what cuBLASLt asks
  *  for (32 MiB at most); SILU_MUL through cuBLASLt also takes p in FP32, in passes of 1024 rows. A
  *  workspace for some rows serves fewer rows too.
+ *
+ *  A norm in two parts: a product that adds to the residual stream can make the rows of the next
+ *  norm's product as well, so that no launch of its own has to. With `after_norm` it also gives
+ *    after_n[m, j]        = y[m, j] * after_norm[j]                          rounded to the weight's type
+ *    after_squares[c, m]  = sum of y[m, j]^2 over the columns j of group c   of 32 columns each
+ *  and the product that has n = after_n as x and `squares` = after_squares multiplies its p by
+ *  rsqrt(sum_c squares[c, m] / K + norm_eps). That is the norm up to where it rounds.
+ *  gdn_linear_splits_norm says for which plans and numbers of rows CUDA does this.
  *
  *  Weights are [N, K] dense, K contiguous, as checkpoints store them; they are not packed.
  *
@@ -23,7 +31,7 @@
  *  plan is made, and layers of one shape share it. A plan is immutable; several threads may use it.
  *
  *  Batch independence: with `batch_invariant` a row's bits do not depend on the number of rows.
- *  Without it the algorithm may depend on it. On sm_90 it means the kernel of up to 64 rows for all
+ *  Without it the algorithm may depend on it. On sm_90 it means the kernel of up to 128 rows for all
  *  (but for SILU_MUL with N / 2 not a multiple of 8), which then costs most at one row and at many.
  *
  *  Back ends: REF and CUDA. Other host code uses matmul.h.
@@ -71,12 +79,26 @@ typedef struct gdn_linear_args {
   void* y;                  /*!< [out], with accumulate [in,out] [M, J]; must not overlap x. */
   int64_t y_row_stride;     /*!< >= J. */
 
+  /*! The first part of a norm, or NULL: see above. Needs accumulate. */
+  const float* after_norm; /*!< [in] [J]. */
+  void* after_n;           /*!< [out] [M, J] dense, in the weight's type. CUDA: 16-byte aligned. */
+  float* after_squares;    /*!< [out] [(J + 31) / 32, M] dense. */
+  /*! The second part, or NULL. x is then in the weight's type, and norm_weight NULL. */
+  const float* squares; /*!< [in] [(K + 31) / 32, M] dense. */
+
   /*! CUDA: non-zero lets the kernel start while the one before it in the stream still runs
    *  (programmatic dependent launch); it may load weights at once, and reads x and writes y only
    *  after that kernel has finished. The caller promises that the kernel just before writes neither
    *  weight nor norm_weight. Ignored where cuBLASLt runs. */
   int32_t early_start;
 } gdn_linear_args;
+
+/*! \brief Columns of a group of after_squares. */
+#define GDN_LINEAR_SQUARES_COLUMNS 32
+
+/*! \brief Whether calls with this plan and so many rows take after_norm, if it adds to y, or
+ *  squares. REF: always. Elsewhere such a call is refused with GDN_UNSUPPORTED_SHAPE. */
+int32_t gdn_linear_splits_norm(const gdn_linear_plan* plan, int64_t rows);
 
 gdn_status gdn_linear(const gdn_exec* exec, const gdn_linear_args* args);
 gdn_status gdn_linear_workspace(const gdn_exec* exec, const gdn_linear_args* args, size_t* bytes);
@@ -89,6 +111,7 @@ gdn_status Linear(const gdn_exec&, const gdn_linear_args&);
 namespace gdn::cuda {
 gdn_status Linear(const gdn_exec&, const gdn_linear_args&);
 size_t LinearWorkspace(const gdn_exec&, const gdn_linear_args&);
+bool LinearSplitsNorm(const gdn_linear_plan&, int64_t rows);
 }  // namespace gdn::cuda
 #endif
 #endif /* GDN_KERNELS_LINEAR_H_ */
