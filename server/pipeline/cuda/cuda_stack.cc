@@ -68,7 +68,7 @@ absl::Status CudaStack::Create(const model::ModelSpec& spec, const DeviceModel* 
   GDN_RETURN_IF_ERROR(mixed_.Allocate(max_tokens * dims.value_size(), kWhat));
   GDN_RETURN_IF_ERROR(inner_.Allocate(max_tokens * inner, kWhat));
   if (spec_.Has(model::LayerType::kGdn2)) {
-    GDN_RETURN_IF_ERROR(gdn2_.Create(&spec_, states, ops, max_tokens));
+    GDN_RETURN_IF_ERROR(gdn2_.Create(&spec_, states, ops, max_rows, max_tokens));
   }
   if (!spec_.Has(model::LayerType::kLinearAttention)) return absl::OkStatus();
   gdn_fused_prefill_args prefill{};

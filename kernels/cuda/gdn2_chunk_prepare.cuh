@@ -1,0 +1,469 @@
+// The first kernel of chunked GDN2: see gdn2_chunk.cuh. A block takes a chunk of a gate head. Four
+// of its warps sum the pairs within blocks of 16 tokens, which takes the most; the other four write
+// the decayed rows, and w v of the gate head's value heads, and form the blocks below the diagonal.
+#ifndef KERNELS_CUDA_GDN2_CHUNK_PREPARE_CUH_
+#define KERNELS_CUDA_GDN2_CHUNK_PREPARE_CUH_
+
+#include "kernels/cuda/delta_rule_chunk_solve.cuh"
+#include "kernels/cuda/gdn2_chunk.cuh"
+#include "kernels/cuda/state_tile.cuh"
+
+namespace gdn::cuda::gdn2 {
+
+constexpr int kPrepareThreads = 2 * kGroup;
+constexpr int kPrepareBarrier = 1;
+constexpr int kBlock = 16;  // Tokens.
+// Elements between rows, FP32 or FP16: an operand's eight rows then lie in different banks.
+constexpr int kStride = kDim + 8;
+
+struct PrepareShared {
+  union {
+    float log_decay[kChunk][kStride];  // G / ln 2
+    uint16_t t[kPanelElements];        // Once G is no longer needed.
+  };
+  // Rows of unit norm, FP16.
+  uint16_t k[kChunk][kStride];
+  uint16_t q[kChunk][kStride];
+  uint16_t erased[kChunk][kStride];  // e k
+  uint16_t p[kPanelElements];
+  Solve solve;  // A
+  float size[kChunk];
+  float first_half[kDim];  // G of token 31.
+};
+
+// Eight neighbouring elements as they lie in memory; `high` of FP32 only.
+struct RawEight {
+  uint4 low;
+  uint4 high;
+};
+__device__ inline RawEight LoadEight(const void* data, gdn_dtype dtype, int64_t index,
+                                     bool inside) {
+  RawEight raw{};
+  if (!inside) return raw;
+  const bool wide = dtype == GDN_F32;
+  const auto* const from =
+      reinterpret_cast<const uint4*>(static_cast<const char*>(data) + index * (wide ? 4 : 2));
+  raw.low = from[0];
+  if (wide) raw.high = from[1];
+  return raw;
+}
+__device__ inline void WidenEight(const RawEight& raw, gdn_dtype dtype, float (&x)[8]) {
+  const uint32_t low[4] = {raw.low.x, raw.low.y, raw.low.z, raw.low.w};
+  if (dtype == GDN_F32) {
+    const uint32_t high[4] = {raw.high.x, raw.high.y, raw.high.z, raw.high.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[i] = __uint_as_float(low[i]);
+      x[4 + i] = __uint_as_float(high[i]);
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = dtype == GDN_BF16 ? UnpackPair<Bf16>(low[i]) : UnpackPair<F16>(low[i]);
+    x[2 * i] = pair.x;
+    x[2 * i + 1] = pair.y;
+  }
+}
+__device__ inline uint4 PackEight(const float (&x)[8]) {
+  return make_uint4(PackHalves(x[0], x[1]), PackHalves(x[2], x[3]), PackHalves(x[4], x[5]),
+                    PackHalves(x[6], x[7]));
+}
+
+// g as a log decay in base 2, never above 0; a NaN stays one.
+__device__ inline float LogDecayOf(float g) {
+  float x = LogDecay2(g);
+  asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));
+  return x;
+}
+
+// A block's chunk and heads.
+struct PreparePlace {
+  SlotChunk chunk;
+  int64_t slot;
+  int64_t gate_head;
+  int64_t key_head;
+  ChunkTile* tile;
+};
+
+// G. A thread sums a channel of 32 tokens; sums of non-positive terms never grow, rounded or not.
+__device__ inline void SumDecays(const Params& p, const PreparePlace& at, int thread,
+                                 PrepareShared& shared) {
+  const gdn2_args& a = p.args;
+  const int channel = thread % kDim;
+  const int top = thread / kDim * (kChunk / 2);
+  const int64_t stride = a.gate_heads * kDim;
+  const float* const from = a.g + (at.chunk.begin + top) * stride + at.gate_head * kDim + channel;
+  float sums[kChunk / 2];
+#pragma unroll
+  for (int i = 0; i < kChunk / 2; ++i) {
+    sums[i] = top + i < at.chunk.count ? from[i * stride] : 0.0f;
+  }
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kChunk / 2; ++i) {
+    sum += LogDecayOf(sums[i]);
+    sums[i] = sum;
+  }
+  if (top == 0) {
+    shared.first_half[channel] = sum;
+#pragma unroll
+    for (int i = 0; i < kChunk / 2; ++i) shared.log_decay[i][channel] = sums[i];
+  }
+  __syncthreads();
+  if (top != 0) {
+    const float before = shared.first_half[channel];
+#pragma unroll
+    for (int i = 0; i < kChunk / 2; ++i) shared.log_decay[top + i][channel] = before + sums[i];
+  }
+}
+
+// Brings a row, of which four neighbouring threads have a quarter each, to unit norm. Returns its
+// size for whom the op does not normalise.
+__device__ inline float UnitRow(bool normalize, float (&x)[4][8]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) sum = fmaf(x[i / 8][i % 8], x[i / 8][i % 8], sum);
+  sum = LaneSum<3>(sum);
+  const float squares = normalize ? sum + kQkNormEps : sum;
+  const float factor = squares > 0.0f || squares != squares ? rsqrtf(squares) : 0.0f;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) x[i / 8][i % 8] *= factor;
+  return normalize ? 1.0f : sum * factor;
+}
+
+// k, q and e k of the chunk's tokens, four threads a token.
+__device__ inline void LoadRows(const Params& p, const PreparePlace& at, int thread,
+                                PrepareShared& shared) {
+  const gdn2_args& a = p.args;
+  const int row = thread / 4;
+  const int quarter = thread % 4;
+  const bool inside = row < at.chunk.count;
+  const int64_t token = at.chunk.begin + row;
+  RawEight k_raw[4];
+  RawEight q_raw[4];
+  RawEight e_raw[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int64_t column = at.key_head * kDim + (quarter + 4 * i) * 8;
+    k_raw[i] = LoadEight(a.k, a.qkv_dtype, token * a.k_token_stride + column, inside);
+    q_raw[i] = LoadEight(a.q, a.qkv_dtype, token * a.q_token_stride + column, inside);
+    e_raw[i] =
+        LoadEight(a.erase, a.gate_dtype,
+                  (token * a.gate_heads + at.gate_head) * kDim + (quarter + 4 * i) * 8, inside);
+  }
+  const bool normalize = a.use_qk_l2norm != 0;
+  float x[4][8];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) WidenEight(k_raw[i], a.qkv_dtype, x[i]);
+  const float size = UnitRow(normalize, x);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    *reinterpret_cast<uint4*>(&shared.k[row][(quarter + 4 * i) * 8]) = PackEight(x[i]);
+    float e[8];
+    WidenEight(e_raw[i], a.gate_dtype, e);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) e[j] *= x[i][j];
+    *reinterpret_cast<uint4*>(&shared.erased[row][(quarter + 4 * i) * 8]) = PackEight(e);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) WidenEight(q_raw[i], a.qkv_dtype, x[i]);
+  const float query = p.scale * UnitRow(normalize, x);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    *reinterpret_cast<uint4*>(&shared.q[row][(quarter + 4 * i) * 8]) = PackEight(x[i]);
+  }
+  if (quarter == 0) {
+    shared.size[row] = size;
+    at.tile->size[row] = size;
+    at.tile->query[row] = query;
+  }
+}
+
+// Four neighbouring channels of a row.
+__device__ inline void ReadFour(const float* from, float (&x)[4]) {
+  const float4 raw = *reinterpret_cast<const float4*>(from);
+  x[0] = raw.x;
+  x[1] = raw.y;
+  x[2] = raw.z;
+  x[3] = raw.w;
+}
+__device__ inline void ReadFour(const uint16_t* from, float (&x)[4]) {
+  const uint2 raw = *reinterpret_cast<const uint2*>(from);
+  const float2 low = UnpackPair<F16>(raw.x);
+  const float2 high = UnpackPair<F16>(raw.y);
+  x[0] = low.x;
+  x[1] = low.y;
+  x[2] = high.x;
+  x[3] = high.y;
+}
+
+// A and P within the warp's block of 16 tokens, pair by pair in FP32. Eight lanes take two rows i
+// and two columns j, and split the channels.
+__device__ inline void SumPairs(int block, int lane, PrepareShared& shared) {
+  const int top = kBlock * block;
+  const int part = lane / 8;
+  const int split = lane % 8;
+#pragma unroll 1
+  for (int round = 0; round < 9; ++round) {
+    // Pairs of rows a and 7 - a have nine tiles on and below the diagonal.
+    const bool first = round <= part;
+    const int tile_row = first ? part : 7 - part;
+    const int tile_column = first ? round : round - part - 1;
+    const int i = top + 2 * tile_row;
+    const int j = top + 2 * tile_column;
+    float sums[8] = {};  // A's four, P's four
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      const int channel = 4 * split + 32 * m;
+      float later[2][4], earlier[2][4], erased[2][4], query[2][4], key[2][4];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        ReadFour(&shared.log_decay[i + r][channel], later[r]);
+        ReadFour(&shared.log_decay[j + r][channel], earlier[r]);
+        ReadFour(&shared.erased[i + r][channel], erased[r]);
+        ReadFour(&shared.q[i + r][channel], query[r]);
+        ReadFour(&shared.k[j + r][channel], key[r]);
+      }
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+#pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+          const int r = pair / 2;
+          const int s = pair % 2;
+          // Of these pairs only (i, j + 1) can lie above the diagonal, where it is not used.
+          const float x = pair == 1 ? DecayBetween(later[r][c], earlier[s][c])
+                                    : Exp2(later[r][c] - earlier[s][c]);
+          const float decayed = key[s][c] * x;
+          sums[pair] = fmaf(erased[r][c], decayed, sums[pair]);
+          sums[4 + pair] = fmaf(query[r][c], decayed, sums[4 + pair]);
+        }
+      }
+    }
+    // Each lane ends with the total of its own number.
+    Halve<4>(sums, lane, 4);
+    Halve<2>(sums, lane, 2);
+    Halve<1>(sums, lane, 1);
+    const int row = 2 * tile_row + split / 2 % 2;
+    const int column = 2 * tile_column + split % 2;
+    if (split < 4) {
+      shared.solve.diagonal[block][column * kDiagonalStride + row] =
+          shared.size[top + row] * shared.size[top + column] * sums[0];
+    } else {
+      const __half value = __float2half_rn(column <= row ? sums[0] : 0.0f);
+      char* const panel = reinterpret_cast<char*>(shared.p);
+      *reinterpret_cast<__half*>(panel + PanelOffset(top + row, (top + column) / 8) +
+                                 (top + column) % 8 * 2) = value;
+    }
+  }
+}
+
+// Two neighbouring FP16 elements, decayed.
+__device__ inline uint32_t Decayed(const uint16_t* pair, float2 factor) {
+  const float2 x = UnpackPair<F16>(*reinterpret_cast<const uint32_t*>(pair));
+  return PackHalves(x.x * factor.x, x.y * factor.y);
+}
+__device__ inline float2 ReadTwo(const float* from) {
+  return *reinterpret_cast<const float2*>(from);
+}
+__device__ inline float2 DecayPair(float2 later, float2 earlier) {
+  return make_float2(Exp2(later.x - earlier.x), Exp2(later.y - earlier.y));
+}
+
+// A and P below the diagonal blocks. Of the row blocks 3, 3, 2 and 1 a warp takes these groups of
+// eight columns: 0 to 2, 3 to 5, 0 to 3, 0 and 1.
+__device__ inline void MultiplyBlocks(int warp, int lane, PrepareShared& shared) {
+  const int block = warp < 2 ? 3 : 4 - warp;
+  const int first = warp == 1 ? 3 : 0;
+  const int groups = warp < 2 ? 3 : 2 * block;
+  const int row = kBlock * block + lane / 4;
+  const float* const before = shared.log_decay[kBlock * block - 1];
+  float a[4][4] = {};
+  float p[4][4] = {};
+#pragma unroll 1
+  for (int step = 0; step < kDim / 16; ++step) {
+    const int channel = 16 * step + lane % 4 * 2;
+    const float2 start[2] = {ReadTwo(before + channel), ReadTwo(before + channel + 8)};
+    uint32_t erased[4];
+    uint32_t query[4];
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const int i = row + v % 2 * 8;
+      const int c = channel + v / 2 * 8;
+      const float2 decay = DecayPair(ReadTwo(&shared.log_decay[i][c]), start[v / 2]);
+      erased[v] = Decayed(&shared.erased[i][c], decay);
+      query[v] = Decayed(&shared.q[i][c], decay);
+    }
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if (n < groups) {
+        const int j = 8 * (first + n) + lane / 4;
+        uint32_t key[2];
+#pragma unroll
+        for (int v = 0; v < 2; ++v) {
+          const int c = channel + 8 * v;
+          key[v] = Decayed(&shared.k[j][c], DecayPair(start[v], ReadTwo(&shared.log_decay[j][c])));
+        }
+        Product16(a[n], erased, key[0], key[1]);
+        Product16(p[n], query, key[0], key[1]);
+      }
+    }
+  }
+  char* const system = reinterpret_cast<char*>(shared.solve.system);
+  char* const mix = reinterpret_cast<char*>(shared.p);
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    if (n < groups) {
+      const float2 size = ReadTwo(&shared.size[8 * (first + n) + lane % 4 * 2]);
+#pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        const int i = row + 8 * v;
+        const uint32_t to = PanelOffset(i, first + n) + static_cast<uint32_t>(lane) % 4 * 4;
+        *reinterpret_cast<uint32_t*>(system + to) = PackHalves(
+            shared.size[i] * size.x * a[n][2 * v], shared.size[i] * size.y * a[n][2 * v + 1]);
+        *reinterpret_cast<uint32_t*>(mix + to) = PackHalves(p[n][2 * v], p[n][2 * v + 1]);
+      }
+    }
+  }
+}
+
+// Where a thread of four warps finds the i-th of its eight vectors of a chunk's 64 rows of 128.
+struct VectorPlace {
+  int row;
+  int column;
+  uint32_t offset;  // In two panels.
+};
+__device__ inline VectorPlace VectorOf(int thread, int i) {
+  const int row = thread / 16 + 8 * i;
+  const int vector = thread % 16;
+  return {row, 8 * vector,
+          static_cast<uint32_t>(vector) / 8 * kPanelBytes + PanelOffset(row, vector % 8)};
+}
+__device__ inline void StoreEight(ValueTile& tile, uint32_t offset, const float (&x)[8]) {
+  *reinterpret_cast<uint4*>(reinterpret_cast<char*>(tile) + offset) = PackEight(x);
+}
+
+// w v of the gate head's value heads.
+__device__ inline void WriteValues(const Params& p, const PreparePlace& at, int thread) {
+  const gdn2_args& a = p.args;
+#pragma unroll 1
+  for (int h = 0; h < p.gate_ratio; ++h) {
+    const int64_t head = at.gate_head * p.gate_ratio + h;
+    ValueTile& tile = p.values[at.slot * a.value_heads + head];
+#pragma unroll 1
+    for (int first = 0; first < 8; first += 4) {
+      RawEight v_raw[4];
+      RawEight w_raw[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const VectorPlace place = VectorOf(thread, first + i);
+        const int64_t token = at.chunk.begin + place.row;
+        const bool inside = place.row < at.chunk.count;
+        const int64_t column = head * kDim + place.column;
+        v_raw[i] = LoadEight(a.v, a.qkv_dtype, token * a.v_token_stride + column, inside);
+        w_raw[i] = LoadEight(a.write, a.gate_dtype, token * a.value_heads * kDim + column, inside);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float v[8];
+        float w[8];
+        WidenEight(v_raw[i], a.qkv_dtype, v);
+        WidenEight(w_raw[i], a.gate_dtype, w);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] *= w[j];
+        StoreEight(tile, VectorOf(thread, first + i).offset, v);
+      }
+    }
+  }
+}
+
+// The decayed rows, and the chunk's decay.
+__device__ inline void WriteRows(const PreparePlace& at, int thread, const PrepareShared& shared) {
+  const float* const last = shared.log_decay[kChunk - 1];
+  at.tile->decay[thread] = Exp2(last[thread]);
+#pragma unroll 1
+  for (int i = 0; i < 8; ++i) {
+    const VectorPlace place = VectorOf(thread, i);
+    float from_start[8];
+    float to_end[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float log_decay = shared.log_decay[place.row][place.column + j];
+      from_start[j] = Exp2(log_decay);
+      to_end[j] = Exp2(last[place.column + j] - log_decay);
+    }
+    const auto decayed = [&](const uint16_t(&rows)[kChunk][kStride], const float(&factor)[8],
+                             ValueTile& to) {
+      float x[8];
+      WidenEight({*reinterpret_cast<const uint4*>(&rows[place.row][place.column]), uint4{}},
+                 GDN_F16, x);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x[j] *= factor[j];
+      StoreEight(to, place.offset, x);
+    };
+    decayed(shared.erased, from_start, at.tile->erased);
+    decayed(shared.q, from_start, at.tile->queries);
+    decayed(shared.k, to_end, at.tile->keys);
+  }
+}
+
+__device__ inline void ClearPanel(uint16_t (&panel)[kPanelElements], int thread) {
+#pragma unroll
+  for (int i = thread; i < kPanelElements / 8; i += kPrepareThreads) {
+    reinterpret_cast<uint4*>(panel)[i] = uint4{};
+  }
+}
+
+__global__ void __launch_bounds__(kPrepareThreads, 2)
+    PrepareKernel(const __grid_constant__ Params p) {
+#ifdef GDN_WGMMA
+  extern __shared__ uint4 prepare_memory[];
+  auto& shared = *reinterpret_cast<PrepareShared*>(prepare_memory);
+  const gdn2_args& a = p.args;
+  PreparePlace at;
+  at.slot = blockIdx.x / a.gate_heads;
+  at.gate_head = blockIdx.x % a.gate_heads;
+  at.key_head = at.gate_head * p.gate_ratio / p.ratio;
+  at.tile = p.tiles + blockIdx.x;
+  if (!ChunkOfSlot(a.cu_seqlens, a.sequences, at.slot, &at.chunk)) return;
+  if (at.chunk.count == 0 || IsPadding(a, at.chunk.sequence)) return;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / 32;
+  const int lane = thread % 32;
+  LoadRows(p, at, thread, shared);
+  ClearPanel(shared.p, thread);
+  SumDecays(p, at, thread, shared);
+  __syncthreads();
+  if (warp < 4) {
+    SumPairs(warp, lane, shared);
+  } else {
+    WriteValues(p, at, thread - kGroup);
+    WriteRows(at, thread - kGroup, shared);
+    MultiplyBlocks(warp - 4, lane, shared);
+  }
+  FenceForBulk();
+  __syncthreads();
+  if (thread == 0) BulkStore(at.tile->p, shared.p, kPanelBytes);
+  ClearPanel(shared.t, thread);
+  FenceForBulk();
+  __syncthreads();
+  if (warp >= 4) return;
+  const uint32_t system = SharedAddress(shared.solve.system);
+  const uint32_t t = SharedAddress(shared.t);
+  InvertDiagonal(shared.solve.diagonal[warp], t, warp, lane);
+  NamedBarrier(kPrepareBarrier, kGroup);
+  MergeSixteens(system, t, warp, lane);
+  NamedBarrier(kPrepareBarrier, kGroup);
+  MergeThirtyTwos(system, t, warp, lane);
+  FenceForBulk();
+  NamedBarrier(kPrepareBarrier, kGroup);
+  if (thread == 0) {
+    BulkStore(at.tile->t, shared.t, kPanelBytes);
+    WaitForBulkReads<0>();
+  }
+#endif
+}
+
+}  // namespace gdn::cuda::gdn2
+
+#endif  // KERNELS_CUDA_GDN2_CHUNK_PREPARE_CUH_
