@@ -180,91 +180,93 @@ __device__ inline void LoadRows(const Params& p, const PreparePlace& at, int thr
   }
 }
 
-// Four neighbouring channels of a row.
-__device__ inline void ReadFour(const float* from, float (&x)[4]) {
-  const float4 raw = *reinterpret_cast<const float4*>(from);
-  x[0] = raw.x;
-  x[1] = raw.y;
-  x[2] = raw.z;
-  x[3] = raw.w;
+__device__ inline float2 ReadTwo(const float* from) {
+  return *reinterpret_cast<const float2*>(from);
 }
-__device__ inline void ReadFour(const uint16_t* from, float (&x)[4]) {
-  const uint2 raw = *reinterpret_cast<const uint2*>(from);
-  const float2 low = UnpackPair<F16>(raw.x);
-  const float2 high = UnpackPair<F16>(raw.y);
-  x[0] = low.x;
-  x[1] = low.y;
-  x[2] = high.x;
-  x[3] = high.y;
+__device__ inline float2 ReadTwo(const uint16_t* from) {
+  return UnpackPair<F16>(*reinterpret_cast<const uint32_t*>(from));
 }
+__device__ inline float Component(const float2& pair, int c) { return c == 0 ? pair.x : pair.y; }
 
-// A and P within the warp's block of 16 tokens, pair by pair in FP32. Eight lanes take two rows i
-// and two columns j, and split the channels.
+// A and P within the warp's block of 16 tokens, pair by pair in FP32. Sixteen lanes take a tile of
+// four rows i and four columns j, and split the channels. A key decays from row to row of the tile.
 __device__ inline void SumPairs(int block, int lane, PrepareShared& shared) {
+  constexpr int kTile = 4;
   const int top = kBlock * block;
-  const int part = lane / 8;
-  const int split = lane % 8;
+  const int part = lane / 16;
+  const int split = lane % 16;
 #pragma unroll 1
-  for (int round = 0; round < 9; ++round) {
-    // Pairs of rows a and 7 - a have nine tiles on and below the diagonal.
+  for (int round = 0; round < 5; ++round) {
+    // Rows a and 3 - a of tiles have five tiles on and below the diagonal.
     const bool first = round <= part;
-    const int tile_row = first ? part : 7 - part;
+    const int tile_row = first ? part : 3 - part;
     const int tile_column = first ? round : round - part - 1;
-    const int i = top + 2 * tile_row;
-    const int j = top + 2 * tile_column;
-    float sums[8] = {};  // A's four, P's four
+    const bool on_diagonal = tile_row == tile_column;
+    const int i = top + kTile * tile_row;
+    const int j = top + kTile * tile_column;
+    float sums[2 * kTile * kTile] = {};  // A's, P's
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      const int channel = 4 * split + 32 * m;
-      float later[2][4], earlier[2][4], erased[2][4], query[2][4], key[2][4];
+      const int channel = 2 * split + 32 * m;
+      float2 later[kTile], earlier[kTile], erased[kTile], query[kTile], key[kTile];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        ReadFour(&shared.log_decay[i + r][channel], later[r]);
-        ReadFour(&shared.log_decay[j + r][channel], earlier[r]);
-        ReadFour(&shared.erased[i + r][channel], erased[r]);
-        ReadFour(&shared.q[i + r][channel], query[r]);
-        ReadFour(&shared.k[j + r][channel], key[r]);
+      for (int r = 0; r < kTile; ++r) {
+        later[r] = ReadTwo(&shared.log_decay[i + r][channel]);
+        earlier[r] = ReadTwo(&shared.log_decay[j + r][channel]);
+        erased[r] = ReadTwo(&shared.erased[i + r][channel]);
+        query[r] = ReadTwo(&shared.q[i + r][channel]);
+        key[r] = ReadTwo(&shared.k[j + r][channel]);
       }
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
+      for (int c = 0; c < 2; ++c) {
+        // On the diagonal a key of a later row has not begun to decay.
+        float decayed[kTile];
 #pragma unroll
-        for (int pair = 0; pair < 4; ++pair) {
-          const int r = pair / 2;
-          const int s = pair % 2;
-          // Of these pairs only (i, j + 1) can lie above the diagonal, where it is not used.
-          const float x = pair == 1 ? DecayBetween(later[r][c], earlier[s][c])
-                                    : Exp2(later[r][c] - earlier[s][c]);
-          const float decayed = key[s][c] * x;
-          sums[pair] = fmaf(erased[r][c], decayed, sums[pair]);
-          sums[4 + pair] = fmaf(query[r][c], decayed, sums[4 + pair]);
+        for (int s = 0; s < kTile; ++s) {
+          decayed[s] =
+              Component(key[s], c) * DecayBetween(Component(later[0], c), Component(earlier[s], c));
+        }
+#pragma unroll
+        for (int r = 0; r < kTile; ++r) {
+#pragma unroll
+          for (int s = 0; s < kTile; ++s) {
+            float* const sum = &sums[kTile * r + s];
+            sum[0] = fmaf(Component(erased[r], c), decayed[s], sum[0]);
+            sum[kTile * kTile] = fmaf(Component(query[r], c), decayed[s], sum[kTile * kTile]);
+          }
+          if (r + 1 == kTile) break;
+          const float step = Exp2(Component(later[r + 1], c) - Component(later[r], c));
+          const float not_begun = on_diagonal ? 1.0f : step;
+#pragma unroll
+          for (int s = 0; s < kTile; ++s) decayed[s] *= s > r ? not_begun : step;
         }
       }
     }
-    // Each lane ends with the total of its own number.
-    Halve<4>(sums, lane, 4);
-    Halve<2>(sums, lane, 2);
-    Halve<1>(sums, lane, 1);
-    const int row = 2 * tile_row + split / 2 % 2;
-    const int column = 2 * tile_column + split % 2;
-    if (split < 4) {
-      shared.solve.diagonal[block][column * kDiagonalStride + row] =
-          shared.size[top + row] * shared.size[top + column] * sums[0];
+    // Each lane ends with the totals of two neighbouring columns.
+    Halve<16>(sums, lane, 8);
+    Halve<8>(sums, lane, 4);
+    Halve<4>(sums, lane, 2);
+    Halve<2>(sums, lane, 1);
+    const int row = kTile * tile_row + split / 2 % 4;
+    const int column = kTile * tile_column + split % 2 * 2;
+    if (split < 8) {
+      float* const to = &shared.solve.diagonal[block][column * kDiagonalStride + row];
+      const float2 size = ReadTwo(&shared.size[top + column]);
+      to[0] = shared.size[top + row] * size.x * sums[0];
+      to[kDiagonalStride] = shared.size[top + row] * size.y * sums[1];
     } else {
-      const __half value = __float2half_rn(column <= row ? sums[0] : 0.0f);
       char* const panel = reinterpret_cast<char*>(shared.p);
-      *reinterpret_cast<__half*>(panel + PanelOffset(top + row, (top + column) / 8) +
-                                 (top + column) % 8 * 2) = value;
+      *reinterpret_cast<uint32_t*>(panel + PanelOffset(top + row, (top + column) / 8) +
+                                   (top + column) % 8 * 2) =
+          PackHalves(column <= row ? sums[0] : 0.0f, column < row ? sums[1] : 0.0f);
     }
   }
 }
 
 // Two neighbouring FP16 elements, decayed.
 __device__ inline uint32_t Decayed(const uint16_t* pair, float2 factor) {
-  const float2 x = UnpackPair<F16>(*reinterpret_cast<const uint32_t*>(pair));
+  const float2 x = ReadTwo(pair);
   return PackHalves(x.x * factor.x, x.y * factor.y);
-}
-__device__ inline float2 ReadTwo(const float* from) {
-  return *reinterpret_cast<const float2*>(from);
 }
 __device__ inline float2 DecayPair(float2 later, float2 earlier) {
   return make_float2(Exp2(later.x - earlier.x), Exp2(later.y - earlier.y));
