@@ -58,7 +58,8 @@ bool MayCoverChunkedGdn2(const gdn2_args& args) {
 
 bool CoversChunkedGdn2(const Device& device, const gdn2_args& args) {
   if (device.compute_capability != 90 || !MayCoverChunkedGdn2(args)) return false;
-  for (const void* vectors : {args.q, args.k, args.v, args.erase, args.write}) {
+  for (const void* vectors :
+       {args.q, args.k, args.v, static_cast<const void*>(args.g), args.erase, args.write}) {
     if (!IsAligned(vectors, 16)) return false;
   }
   return args.state_slot_stride % 2 == 0 &&

@@ -4,6 +4,7 @@
 #ifndef KERNELS_CUDA_GDN2_CHUNK_PREPARE_CUH_
 #define KERNELS_CUDA_GDN2_CHUNK_PREPARE_CUH_
 
+#include "kernels/cuda/async_copy.cuh"
 #include "kernels/cuda/delta_rule_chunk_solve.cuh"
 #include "kernels/cuda/gdn2_chunk.cuh"
 #include "kernels/cuda/state_tile.cuh"
@@ -86,23 +87,34 @@ struct PreparePlace {
   ChunkTile* tile;
 };
 
-// G. A thread sums a channel of 32 tokens; sums of non-positive terms never grow, rounded or not.
-__device__ inline void SumDecays(const Params& p, const PreparePlace& at, int thread,
-                                 PrepareShared& shared) {
+// Starts the copy of g; rows past the end become zeros.
+__device__ inline void LoadDecays(const Params& p, const PreparePlace& at, int thread,
+                                  PrepareShared& shared) {
   const gdn2_args& a = p.args;
+  constexpr int kVectors = kDim / 4;
+  constexpr int kStep = kPrepareThreads / kVectors;
+  const int column = thread % kVectors * 4;
+  const int64_t stride = a.gate_heads * kDim;
+  int row = thread / kVectors;
+  const float* from = a.g + (at.chunk.begin + row) * stride + at.gate_head * kDim + column;
+#pragma unroll
+  for (int i = 0; i < kChunk / kStep; ++i, row += kStep, from += kStep * stride) {
+    const bool inside = row < at.chunk.count;
+    CopyOrZero(SharedAddress(&shared.log_decay[row][column]), inside ? from : a.g, inside);
+  }
+  CommitCopies();
+}
+
+// G from g. A thread sums a channel of 32 tokens; sums of non-positive terms never grow, rounded or
+// not.
+__device__ inline void SumDecays(int thread, PrepareShared& shared) {
   const int channel = thread % kDim;
   const int top = thread / kDim * (kChunk / 2);
-  const int64_t stride = a.gate_heads * kDim;
-  const float* const from = a.g + (at.chunk.begin + top) * stride + at.gate_head * kDim + channel;
   float sums[kChunk / 2];
-#pragma unroll
-  for (int i = 0; i < kChunk / 2; ++i) {
-    sums[i] = top + i < at.chunk.count ? from[i * stride] : 0.0f;
-  }
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kChunk / 2; ++i) {
-    sum += LogDecayOf(sums[i]);
+    sum += LogDecayOf(shared.log_decay[top + i][channel]);
     sums[i] = sum;
   }
   if (top == 0) {
@@ -428,13 +440,16 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
   at.key_head = at.gate_head * p.gate_ratio / p.ratio;
   at.tile = p.tiles + blockIdx.x;
   if (!ChunkOfSlot(a.cu_seqlens, a.sequences, at.slot, &at.chunk)) return;
-  if (at.chunk.count == 0 || IsPadding(a, at.chunk.sequence)) return;
+  if (at.chunk.count == 0) return;
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread / 32;
   const int lane = thread % 32;
+  LoadDecays(p, at, thread, shared);
   LoadRows(p, at, thread, shared);
   ClearPanel(shared.p, thread);
-  SumDecays(p, at, thread, shared);
+  WaitForCopies<0>();
+  __syncthreads();
+  SumDecays(thread, shared);
   __syncthreads();
   if (warp < 4) {
     SumPairs(warp, lane, shared);

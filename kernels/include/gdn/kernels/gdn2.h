@@ -24,11 +24,12 @@
  *  serves other lengths. Workspace of a prefill on CUDA, where it goes by chunks, only.
  *
  *  CUDA prefill on compute capability 9.0 (a build for 90a) with K = V = 128, BF16 or FP16 q, k, v,
- *  these, erase and write aligned to 16 bytes with token strides of 8 elements, and a state aligned
- *  to pairs: chunks of 64 tokens on the tensor cores with FP16 operands and FP32 sums. write * v
- * and the state must stay within +-65,504, g <= 0. Any split of a sequence into calls agrees to
- * that rounding. No exponent above 0 is formed. Every other prefill steps through the tokens in
- * FP32. Which one is chosen depends on the call's shape and addresses alone, never on lengths.
+ *  these, g, erase and write aligned to 16 bytes with token strides of 8 elements, and a state
+ *  aligned to pairs: chunks of 64 tokens on the tensor cores with FP16 operands and FP32 sums.
+ * There write * v and the state must stay within +-65,504 and g <= 0; splits of a sequence into
+ * calls agree to the operands' rounding; no exponent above 0 is formed. Every other prefill steps
+ * through the tokens in FP32. Which one is chosen depends on the call's shape and addresses alone,
+ * never on lengths.
  *
  *  Source: arXiv 2605.22791; flash-linear-attention, fla/ops/gdn2/naive.py.
  */
