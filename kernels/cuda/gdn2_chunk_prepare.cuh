@@ -1,6 +1,7 @@
 // The first kernel of chunked GDN2: see gdn2_chunk.cuh. A block takes a chunk of a gate head. Four
-// of its warps sum the pairs within blocks of 16 tokens, which takes the most; the other four write
-// the decayed rows, and w v of the gate head's value heads, and form the blocks below the diagonal.
+// of its warps sum pairs within blocks of 16 tokens, which takes the most; the other four write the
+// decayed rows, and w v of the gate head's value heads, and form the blocks below the diagonal,
+// before they help.
 #ifndef KERNELS_CUDA_GDN2_CHUNK_PREPARE_CUH_
 #define KERNELS_CUDA_GDN2_CHUNK_PREPARE_CUH_
 
@@ -200,15 +201,18 @@ __device__ inline float2 ReadTwo(const uint16_t* from) {
 }
 __device__ inline float Component(const float2& pair, int c) { return c == 0 ? pair.x : pair.y; }
 
-// A and P within the warp's block of 16 tokens, pair by pair in FP32. Sixteen lanes take a tile of
-// four rows i and four columns j, and split the channels. A key decays from row to row of the tile.
-__device__ inline void SumPairs(int block, int lane, PrepareShared& shared) {
+// A and P within a block of 16 tokens, pair by pair in FP32, in kPairRounds rounds of a warp.
+// Sixteen lanes take a tile of four rows i and four columns j, and split the channels. A key decays
+// from row to row of the tile.
+constexpr int kPairRounds = 5;
+__device__ inline void SumPairs(int block, int first_round, int last_round, int lane,
+                                PrepareShared& shared) {
   constexpr int kTile = 4;
   const int top = kBlock * block;
   const int part = lane / 16;
   const int split = lane % 16;
 #pragma unroll 1
-  for (int round = 0; round < 5; ++round) {
+  for (int round = first_round; round < last_round; ++round) {
     // Rows a and 3 - a of tiles have five tiles on and below the diagonal.
     const bool first = round <= part;
     const int tile_row = first ? part : 3 - part;
@@ -451,13 +455,15 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
   __syncthreads();
   SumDecays(thread, shared);
   __syncthreads();
-  if (warp < 4) {
-    SumPairs(warp, lane, shared);
-  } else {
+  // Rows and values take as long as three rounds of pairs.
+  const bool pairs_only = warp < 4;
+  if (!pairs_only) {
     WriteValues(p, at, thread - kGroup);
     WriteRows(at, thread - kGroup, shared);
     MultiplyBlocks(warp - 4, lane, shared);
   }
+  SumPairs(warp % 4, pairs_only ? 0 : kPairRounds - 1, pairs_only ? kPairRounds - 1 : kPairRounds,
+           lane, shared);
   FenceForBulk();
   __syncthreads();
   if (thread == 0) BulkStore(at.tile->p, shared.p, kPanelBytes);

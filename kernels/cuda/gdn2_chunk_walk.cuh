@@ -23,7 +23,7 @@ struct WalkShared {
   };
   Stage stage[kStages];
   ArrivalBarrier full[kStages];   // The tiles have arrived.
-  ArrivalBarrier empty[kStages];  // The walkers' warps need them no longer.
+  ArrivalBarrier empty[kStages];  // The walkers need them no longer.
 };
 
 // A block's work.
@@ -94,8 +94,7 @@ class Walker {
       shared_.full[i].Wait(n / Shared::kStages % 2);
       Chunk(shared_.stage[i], s, d, o);
       StoreOutput(n * kChunk, shared_.stage[i].tile.query, o);
-      __syncwarp();
-      if (thread_ % 32 == 0) shared_.empty[i].Arrive();
+      shared_.empty[i].Arrive();
     }
     WriteSlot(a_, StateOffset(a_.write_index[at_.sequence]), place_, s);
   }
@@ -233,7 +232,7 @@ __global__ void __launch_bounds__(kWalkThreads<kGroups>, 1)
   if (thread == 0) {
     for (int i = 0; i < WalkShared<kGroups>::kStages; ++i) {
       shared.full[i].Init();
-      shared.empty[i].Init(kGroups * kGroup / 32);
+      shared.empty[i].Init(kGroups * kGroup);
     }
     ArrivalBarrier::FenceInit();
   }
