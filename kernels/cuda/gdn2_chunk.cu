@@ -24,6 +24,26 @@ gdn_status Launch(const Params& params, int64_t blocks, int threads, size_t shar
   return CheckLaunch(kOp);
 }
 
+int64_t Slots(const gdn2_args& args) { return chunk::ChunkSlots(args.tokens, args.sequences); }
+
+template <typename X, typename E>
+gdn_status LaunchPrepare(const Params& params, cudaStream_t stream) {
+  return Launch<gdn2::PrepareKernel<X, E>>(params, Slots(params.args) * params.args.gate_heads,
+                                           gdn2::kPrepareThreads, sizeof(gdn2::PrepareShared),
+                                           stream);
+}
+template <typename X>
+gdn_status LaunchPrepareOf(const Params& params, cudaStream_t stream) {
+  switch (params.args.gate_dtype) {
+    case GDN_F32:
+      return LaunchPrepare<X, float>(params, stream);
+    case GDN_BF16:
+      return LaunchPrepare<X, Bf16>(params, stream);
+    default:
+      return LaunchPrepare<X, F16>(params, stream);
+  }
+}
+
 template <int kGroups>
 gdn_status LaunchWalk(const Params& params, cudaStream_t stream) {
   const int64_t blocks = params.args.sequences * params.args.value_heads * (2 / kGroups);
@@ -31,8 +51,6 @@ gdn_status LaunchWalk(const Params& params, cudaStream_t stream) {
       params, blocks, gdn2::kWalkThreads<kGroups>,
       sizeof(gdn2::WalkShared<kGroups>) + gdn2::kSharedAlignment, stream);
 }
-
-int64_t Slots(const gdn2_args& args) { return chunk::ChunkSlots(args.tokens, args.sequences); }
 
 bool IsAligned(const void* data, uintptr_t bytes) {
   return reinterpret_cast<uintptr_t>(data) % bytes == 0;
@@ -82,9 +100,8 @@ gdn_status LaunchChunkedGdn2(const gdn_exec& exec, const Device& device, const g
   params.tiles = static_cast<ChunkTile*>(exec.workspace);
   params.values = reinterpret_cast<ValueTile*>(params.tiles + Slots(args) * args.gate_heads);
   const cudaStream_t stream = Stream(exec);
-  const gdn_status status =
-      Launch<gdn2::PrepareKernel>(params, Slots(args) * args.gate_heads, gdn2::kPrepareThreads,
-                                  sizeof(gdn2::PrepareShared), stream);
+  const gdn_status status = args.qkv_dtype == GDN_BF16 ? LaunchPrepareOf<Bf16>(params, stream)
+                                                       : LaunchPrepareOf<F16>(params, stream);
   if (status != GDN_OK) return status;
   if (split == Gdn2Split::kAuto) {
     // Halves use twice the blocks, which pays while multiprocessors would be idle.

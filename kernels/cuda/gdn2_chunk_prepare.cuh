@@ -9,6 +9,7 @@
 #include "kernels/cuda/delta_rule_chunk_solve.cuh"
 #include "kernels/cuda/gdn2_chunk.cuh"
 #include "kernels/cuda/state_tile.cuh"
+#include "kernels/cuda/vector.cuh"
 
 namespace gdn::cuda::gdn2 {
 
@@ -33,39 +34,17 @@ struct PrepareShared {
   float first_half[kDim];  // G of token 31.
 };
 
-// Eight neighbouring elements as they lie in memory; `high` of FP32 only.
-struct RawEight {
-  uint4 low;
-  uint4 high;
-};
-__device__ inline RawEight LoadEight(const void* data, gdn_dtype dtype, int64_t index,
-                                     bool inside) {
-  RawEight raw{};
-  if (!inside) return raw;
-  const bool wide = dtype == GDN_F32;
-  const auto* const from =
-      reinterpret_cast<const uint4*>(static_cast<const char*>(data) + index * (wide ? 4 : 2));
-  raw.low = from[0];
-  if (wide) raw.high = from[1];
-  return raw;
+// Eight neighbouring elements; past the sequence's end zeros.
+template <typename T>
+__device__ inline Vector<T> LoadEight(const void* data, int64_t index, bool inside) {
+  Vector<T> eight{};
+  if (inside) eight = LoadVector(static_cast<const T*>(data) + index);
+  return eight;
 }
-__device__ inline void WidenEight(const RawEight& raw, gdn_dtype dtype, float (&x)[8]) {
-  const uint32_t low[4] = {raw.low.x, raw.low.y, raw.low.z, raw.low.w};
-  if (dtype == GDN_F32) {
-    const uint32_t high[4] = {raw.high.x, raw.high.y, raw.high.z, raw.high.w};
+template <typename T>
+__device__ inline void WidenEight(const Vector<T>& eight, float (&x)[8]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[i] = __uint_as_float(low[i]);
-      x[4 + i] = __uint_as_float(high[i]);
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = dtype == GDN_BF16 ? UnpackPair<Bf16>(low[i]) : UnpackPair<F16>(low[i]);
-    x[2 * i] = pair.x;
-    x[2 * i + 1] = pair.y;
-  }
+  for (int i = 0; i < 8; ++i) x[i] = Widen(eight.element[i]);
 }
 __device__ inline uint4 PackEight(const float (&x)[8]) {
   return make_uint4(PackHalves(x[0], x[1]), PackHalves(x[2], x[3]), PackHalves(x[4], x[5]),
@@ -145,48 +124,49 @@ __device__ inline float UnitRow(bool normalize, float (&x)[4][8]) {
   return normalize ? 1.0f : sum * factor;
 }
 
-// k, q and e k of the chunk's tokens, four threads a token.
+// k, q and e k of the chunk's tokens, four threads a token. X, E: types of k and of e.
+template <typename X, typename E>
 __device__ inline void LoadRows(const Params& p, const PreparePlace& at, int thread,
                                 PrepareShared& shared) {
   const gdn2_args& a = p.args;
   const int row = thread / 4;
-  const int quarter = thread % 4;
+  const int first = thread % 4 * 8;  // Of the thread's columns; the next ones are 32 further.
   const bool inside = row < at.chunk.count;
   const int64_t token = at.chunk.begin + row;
-  RawEight k_raw[4];
-  RawEight q_raw[4];
-  RawEight e_raw[4];
+  const int64_t k_offset = token * a.k_token_stride + at.key_head * kDim + first;
+  const int64_t q_offset = token * a.q_token_stride + at.key_head * kDim + first;
+  const int64_t e_offset = (token * a.gate_heads + at.gate_head) * kDim + first;
+  Vector<X> k[4];
+  Vector<X> q[4];
+  Vector<E> e[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int64_t column = at.key_head * kDim + (quarter + 4 * i) * 8;
-    k_raw[i] = LoadEight(a.k, a.qkv_dtype, token * a.k_token_stride + column, inside);
-    q_raw[i] = LoadEight(a.q, a.qkv_dtype, token * a.q_token_stride + column, inside);
-    e_raw[i] =
-        LoadEight(a.erase, a.gate_dtype,
-                  (token * a.gate_heads + at.gate_head) * kDim + (quarter + 4 * i) * 8, inside);
+    k[i] = LoadEight<X>(a.k, k_offset + 32 * i, inside);
+    q[i] = LoadEight<X>(a.q, q_offset + 32 * i, inside);
+    e[i] = LoadEight<E>(a.erase, e_offset + 32 * i, inside);
   }
   const bool normalize = a.use_qk_l2norm != 0;
   float x[4][8];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) WidenEight(k_raw[i], a.qkv_dtype, x[i]);
+  for (int i = 0; i < 4; ++i) WidenEight(k[i], x[i]);
   const float size = UnitRow(normalize, x);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    *reinterpret_cast<uint4*>(&shared.k[row][(quarter + 4 * i) * 8]) = PackEight(x[i]);
-    float e[8];
-    WidenEight(e_raw[i], a.gate_dtype, e);
+    *reinterpret_cast<uint4*>(&shared.k[row][first + 32 * i]) = PackEight(x[i]);
+    float erased[8];
+    WidenEight(e[i], erased);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) e[j] *= x[i][j];
-    *reinterpret_cast<uint4*>(&shared.erased[row][(quarter + 4 * i) * 8]) = PackEight(e);
+    for (int j = 0; j < 8; ++j) erased[j] *= x[i][j];
+    *reinterpret_cast<uint4*>(&shared.erased[row][first + 32 * i]) = PackEight(erased);
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) WidenEight(q_raw[i], a.qkv_dtype, x[i]);
+  for (int i = 0; i < 4; ++i) WidenEight(q[i], x[i]);
   const float query = p.scale * UnitRow(normalize, x);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    *reinterpret_cast<uint4*>(&shared.q[row][(quarter + 4 * i) * 8]) = PackEight(x[i]);
+    *reinterpret_cast<uint4*>(&shared.q[row][first + 32 * i]) = PackEight(x[i]);
   }
-  if (quarter == 0) {
+  if (first == 0) {
     shared.size[row] = size;
     at.tile->size[row] = size;
     at.tile->query[row] = query;
@@ -361,35 +341,39 @@ __device__ inline void StoreEight(ValueTile& tile, uint32_t offset, const float 
   *reinterpret_cast<uint4*>(reinterpret_cast<char*>(tile) + offset) = PackEight(x);
 }
 
-// w v of the gate head's value heads.
+// w v of the gate head's value heads. X, W: types of v and of w.
+template <typename X, typename W>
 __device__ inline void WriteValues(const Params& p, const PreparePlace& at, int thread) {
   const gdn2_args& a = p.args;
 #pragma unroll 1
   for (int h = 0; h < p.gate_ratio; ++h) {
     const int64_t head = at.gate_head * p.gate_ratio + h;
     ValueTile& tile = p.values[at.slot * a.value_heads + head];
+    const VectorPlace start = VectorOf(thread, 0);
+    const int64_t token = at.chunk.begin + start.row;
+    const int64_t column = head * kDim + start.column;
+    const int64_t v_offset = token * a.v_token_stride + column;
+    const int64_t w_offset = token * a.value_heads * kDim + column;
 #pragma unroll 1
     for (int first = 0; first < 8; first += 4) {
-      RawEight v_raw[4];
-      RawEight w_raw[4];
+      Vector<X> v[4];
+      Vector<W> w[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const VectorPlace place = VectorOf(thread, first + i);
-        const int64_t token = at.chunk.begin + place.row;
-        const bool inside = place.row < at.chunk.count;
-        const int64_t column = head * kDim + place.column;
-        v_raw[i] = LoadEight(a.v, a.qkv_dtype, token * a.v_token_stride + column, inside);
-        w_raw[i] = LoadEight(a.write, a.gate_dtype, token * a.value_heads * kDim + column, inside);
+        const int below = 8 * (first + i);  // Rows.
+        const bool inside = start.row + below < at.chunk.count;
+        v[i] = LoadEight<X>(a.v, v_offset + below * a.v_token_stride, inside);
+        w[i] = LoadEight<W>(a.write, w_offset + below * a.value_heads * kDim, inside);
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float v[8];
-        float w[8];
-        WidenEight(v_raw[i], a.qkv_dtype, v);
-        WidenEight(w_raw[i], a.gate_dtype, w);
+        float written[8];
+        float strength[8];
+        WidenEight(v[i], written);
+        WidenEight(w[i], strength);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] *= w[j];
-        StoreEight(tile, VectorOf(thread, first + i).offset, v);
+        for (int j = 0; j < 8; ++j) written[j] *= strength[j];
+        StoreEight(tile, VectorOf(thread, first + i).offset, written);
       }
     }
   }
@@ -413,8 +397,7 @@ __device__ inline void WriteRows(const PreparePlace& at, int thread, const Prepa
     const auto decayed = [&](const uint16_t(&rows)[kChunk][kStride], const float(&factor)[8],
                              ValueTile& to) {
       float x[8];
-      WidenEight({*reinterpret_cast<const uint4*>(&rows[place.row][place.column]), uint4{}},
-                 GDN_F16, x);
+      WidenEight(LoadVector(reinterpret_cast<const F16*>(&rows[place.row][place.column])), x);
 #pragma unroll
       for (int j = 0; j < 8; ++j) x[j] *= factor[j];
       StoreEight(to, place.offset, x);
@@ -432,6 +415,8 @@ __device__ inline void ClearPanel(uint16_t (&panel)[kPanelElements], int thread)
   }
 }
 
+// X: type of q, k and v; E: of erase and write.
+template <typename X, typename E>
 __global__ void __launch_bounds__(kPrepareThreads, 2)
     PrepareKernel(const __grid_constant__ Params p) {
 #ifdef GDN_WGMMA
@@ -439,9 +424,11 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
   auto& shared = *reinterpret_cast<PrepareShared*>(prepare_memory);
   const gdn2_args& a = p.args;
   PreparePlace at;
-  at.slot = blockIdx.x / a.gate_heads;
-  at.gate_head = blockIdx.x % a.gate_heads;
-  at.key_head = at.gate_head * p.gate_ratio / p.ratio;
+  const auto gate_heads = static_cast<uint32_t>(a.gate_heads);
+  const uint32_t gate_head = blockIdx.x % gate_heads;
+  at.slot = blockIdx.x / gate_heads;
+  at.gate_head = gate_head;
+  at.key_head = gate_head * static_cast<uint32_t>(p.gate_ratio) / static_cast<uint32_t>(p.ratio);
   at.tile = p.tiles + blockIdx.x;
   if (!ChunkOfSlot(a.cu_seqlens, a.sequences, at.slot, &at.chunk)) return;
   if (at.chunk.count == 0) return;
@@ -449,7 +436,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
   const int warp = thread / 32;
   const int lane = thread % 32;
   LoadDecays(p, at, thread, shared);
-  LoadRows(p, at, thread, shared);
+  LoadRows<X, E>(p, at, thread, shared);
   ClearPanel(shared.p, thread);
   WaitForCopies<0>();
   __syncthreads();
@@ -458,7 +445,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
   // Rows and values take as long as three rounds of pairs.
   const bool pairs_only = warp < 4;
   if (!pairs_only) {
-    WriteValues(p, at, thread - kGroup);
+    WriteValues<X, E>(p, at, thread - kGroup);
     WriteRows(at, thread - kGroup, shared);
     MultiplyBlocks(warp - 4, lane, shared);
   }
