@@ -175,6 +175,7 @@ std::pair<Floats, Tensor> OnSlots(const Backend& backend, const Gdn2Problem& p, 
   args.fresh = at.In(slots.fresh);
   args.o = o.Out(at);
   args.o_token_stride = o.stride();
+  if (!step) SetPrefillWorkspace(at, args);
   EXPECT_EQ(at.Call(step ? gdn_gdn2_step : gdn_gdn2_prefill, args), GDN_OK) << gdn_last_error();
   return {o.Take(p.tokens()), pool};
 }
@@ -286,6 +287,7 @@ TEST(Gdn2, RefusesEveryDamagedArgument) {
   const std::vector<int64_t> slots = {0, 1};
   using Args = gdn2_args;
   Args good{};
+  good.tokens = 2;
   good.sequences = 2;
   good.cu_seqlens = cu.data();
   good.key_heads = 2;
@@ -337,6 +339,8 @@ TEST(Gdn2, RefusesEveryDamagedArgument) {
     good.o = o.data();
     good.state = state.data();
     ExpectRefusals<Args>(good, {&o, &state}, call, cases);
+    cases.push_back({"tokens", bad, [](Args& a) { a.tokens = -1; }});
+    cases.push_back({"end at tokens 1", bad, [](Args& a) { a.tokens = 1; }});
     cases.push_back({"cu_seqlens", bad, [](Args& a) { a.cu_seqlens = nullptr; }});
     cases.push_back({"cu_seqlens[0]", bad, [](Args& a) { a.cu_seqlens = starts_at_one.data(); }});
     cases.push_back({"cu_seqlens", bad, [](Args& a) { a.cu_seqlens = decreases.data(); }});

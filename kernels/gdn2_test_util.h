@@ -15,6 +15,12 @@
 
 namespace gdn::kernels {
 
+inline void SetPrefillWorkspace(Place& at, const gdn2_args& args) {
+  size_t bytes = 0;
+  EXPECT_EQ(gdn_gdn2_prefill_workspace(at.exec(), &args, &bytes), GDN_OK) << gdn_last_error();
+  at.SetWorkspace(bytes);
+}
+
 struct Gdn2Gradients {
   Floats q, k, v, g, erase, write, state;
 };
@@ -92,6 +98,7 @@ struct Gdn2Problem {
   gdn2_args Args(Place& at, const Rows& q_in, const Rows& k_in, const Rows& v_in,
                  const Floats& g_in, const Tensor& erase_in, const Tensor& write_in) const {
     gdn2_args args{};
+    args.tokens = all_tokens();
     args.sequences = n();
     args.cu_seqlens = at.In(cu);
     args.key_heads = shape.key_heads;
@@ -118,7 +125,8 @@ struct Gdn2Problem {
   }
 
   // Outputs and dense final states.
-  RuleOutputs Forward(const Backend& backend = kRef) const {
+  using Op = gdn_status (*)(const gdn_exec*, const gdn2_args*);
+  RuleOutputs Forward(const Backend& backend = kRef, Op prefill = gdn_gdn2_prefill) const {
     const Rows q_in = In(q, keys()), k_in = In(k, keys()), v_in = In(v, values());
     const Floats g_in = ToFloats(g);
     const Tensor erase_in = GateTensor(erase), write_in = GateTensor(write);
@@ -134,7 +142,8 @@ struct Gdn2Problem {
     args.read_index = args.write_index = at.In(slots);
     args.o = o.Out(at);
     args.o_token_stride = o.stride();
-    EXPECT_EQ(at.Call(gdn_gdn2_prefill, args), GDN_OK) << gdn_last_error();
+    SetPrefillWorkspace(at, args);
+    EXPECT_EQ(at.Call(prefill, args), GDN_OK) << gdn_last_error();
     RuleOutputs out;
     out.o = o.Take(tokens());
     for (int64_t i = 0; i < states(); ++i) out.state.push_back(pool.Get(i));

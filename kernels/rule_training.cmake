@@ -17,11 +17,12 @@ gdn_test(kernels_rule_training_test
 if(GDN_CUDA)
   target_sources(gdn_kernels PRIVATE
     cuda/delta_rule_backward.cu cuda/delta_rule_backward_chunk.cu cuda/delta_rule_forward.cu cuda/gdn2.cu cuda/gdn2_backward.cu
-    cuda/gdn2_gates.cu)
+    cuda/gdn2_chunk.cu cuda/gdn2_gates.cu)
   # The CPU's tests on a GPU, where their bodies hold CUDA against REF.
   gdn_test(kernels_cuda_rule_training_test
     SRCS delta_rule_backward_test.cc gdn2_backward_test.cc gdn2_gates_test.cc gdn2_test.cc
-         cuda/delta_rule_backward_chunk_test.cc cuda/rule_training_environment.cc
+         cuda/delta_rule_backward_chunk_test.cc cuda/gdn2_chunk_test.cc
+         cuda/rule_training_environment.cc
     DEPS gdn_kernels
     LABELS gpu TIMEOUT 300 PREFIX Cuda.)
   if(GDN_BENCH)

@@ -11,6 +11,14 @@ namespace {
 
 using namespace gdn::kernels;  // NOLINT(build/namespaces): the checks
 
+size_t NeededByPrefill([[maybe_unused]] const gdn_exec& exec,
+                       [[maybe_unused]] const gdn2_args& args) {
+#ifdef GDN_HAS_CUDA
+  if (exec.backend == GDN_BACKEND_CUDA) return gdn::cuda::Gdn2PrefillWorkspace(args);
+#endif
+  return 0;
+}
+
 gdn_status CheckTypesAndStrides(const char* op, const gdn2_args& args) {
   GDN_RETURN_IF_ERROR(CheckElementType(op, "qkv_dtype", args.qkv_dtype));
   GDN_RETURN_IF_ERROR(CheckElementType(op, "gate_dtype", args.gate_dtype));
@@ -28,6 +36,7 @@ gdn_status CheckTypesAndStrides(const char* op, const gdn2_args& args) {
 }
 
 gdn_status Check(const char* op, gdn_backend backend, const gdn2_args& args, bool prefill) {
+  if (prefill) GDN_RETURN_IF_ERROR(CheckExtent(op, "tokens", args.tokens, 0));
   GDN_RETURN_IF_ERROR(CheckGdn2Shape(op, args));
   GDN_RETURN_IF_ERROR(CheckTypesAndStrides(op, args));
   GDN_CHECK_ARG(std::isfinite(args.scale), GDN_INVALID_ARGUMENT, "%s: scale must be finite, got %g",
@@ -36,7 +45,10 @@ gdn_status Check(const char* op, gdn_backend backend, const gdn2_args& args, boo
   int64_t tokens = args.sequences;
   if (prefill) {
     GDN_RETURN_IF_ERROR(
-        CheckCuSeqlensOf(op, backend, args.cu_seqlens, args.sequences, /*unknown=*/1, &tokens));
+        CheckCuSeqlensOf(op, backend, args.cu_seqlens, args.sequences, args.tokens, &tokens));
+    GDN_CHECK_ARG(tokens <= args.tokens, GDN_INVALID_ARGUMENT,
+                  "%s: cu_seqlens must end at tokens %lld or before, got %lld", op,
+                  static_cast<long long>(args.tokens), static_cast<long long>(tokens));
   }
   if (tokens > 0) {
     GDN_RETURN_IF_ERROR(CheckPointer(op, "q", args.q));
@@ -65,5 +77,17 @@ gdn_status gdn_gdn2_prefill(const gdn_exec* exec, const gdn2_args* args) {
   constexpr char kOp[] = "gdn2_prefill";
   GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(Check(kOp, exec->backend, *args, /*prefill=*/true));
+  GDN_RETURN_IF_ERROR(CheckWorkspace(kOp, *exec, NeededByPrefill(*exec, *args)));
   GDN_DISPATCH(exec, args, Gdn2Prefill);
+}
+
+gdn_status gdn_gdn2_prefill_workspace(const gdn_exec* exec, const gdn2_args* args, size_t* bytes) {
+  constexpr char kOp[] = "gdn2_prefill_workspace";
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckPointer(kOp, "bytes", bytes));
+  GDN_RETURN_IF_ERROR(CheckExtent(kOp, "tokens", args->tokens, 0));
+  GDN_RETURN_IF_ERROR(CheckGdn2Shape(kOp, *args));
+  GDN_RETURN_IF_ERROR(CheckTypesAndStrides(kOp, *args));
+  *bytes = NeededByPrefill(*exec, *args);
+  return GDN_OK;
 }

@@ -51,8 +51,8 @@ __device__ inline void StoreState(S* to, const Place& place, const float (&s)[64
 
 // The thread's part of 64 rows of the pool, from an offset in elements on; zeros where it is
 // negative.
-__device__ inline void ReadSlot(const gdn_delta_rule_args& a, int64_t offset, const Place& place,
-                                float (&s)[64]) {
+template <typename Args>
+__device__ inline void ReadSlot(const Args& a, int64_t offset, const Place& place, float (&s)[64]) {
   if (offset < 0) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) s[i] = 0.0f;
@@ -62,7 +62,8 @@ __device__ inline void ReadSlot(const gdn_delta_rule_args& a, int64_t offset, co
     LoadState(static_cast<const Bf16*>(a.state) + offset, place, s);
   }
 }
-__device__ inline void WriteSlot(const gdn_delta_rule_args& a, int64_t offset, const Place& place,
+template <typename Args>
+__device__ inline void WriteSlot(const Args& a, int64_t offset, const Place& place,
                                  const float (&s)[64]) {
   if (a.state_dtype == GDN_F32) {
     StoreState(static_cast<float*>(a.state) + offset, place, s);

@@ -4,11 +4,13 @@
 
 #include "kernels/common/rule_args.h"
 #include "kernels/cuda/element.cuh"
+#include "kernels/cuda/gdn2_chunk.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/math.cuh"
 
-// GDN2 as a recurrence over a sequence's tokens. A warp keeps kRows rows of a head's state in
-// registers, a lane every 32nd column of them, and needs nothing of the other rows.
+// GDN2 as a recurrence over a sequence's tokens, for the step and for those prefills that the
+// chunked kernels do not cover. A warp keeps kRows rows of a head's state in registers, a lane
+// every 32nd column of them, and needs nothing of the other rows.
 
 namespace gdn::cuda {
 namespace {
@@ -172,7 +174,17 @@ gdn_status Gdn2Step(const gdn_exec& exec, const gdn2_args& args) {
 }
 
 gdn_status Gdn2Prefill(const gdn_exec& exec, const gdn2_args& args) {
+  if (args.sequences == 0) return GDN_OK;
+  Device device;
+  if (const gdn_status status = CurrentDevice("gdn2_prefill", &device); status != GDN_OK) {
+    return status;
+  }
+  if (CoversChunkedGdn2(device, args)) return LaunchChunkedGdn2(exec, device, args);
   return Run("gdn2_prefill", exec, args, /*step=*/false);
+}
+
+size_t Gdn2PrefillWorkspace(const gdn2_args& args) {
+  return args.sequences > 0 && MayCoverChunkedGdn2(args) ? ChunkedGdn2Workspace(args) : 0;
 }
 
 }  // namespace gdn::cuda

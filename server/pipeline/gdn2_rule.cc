@@ -32,6 +32,7 @@ absl::Status Gdn2Rule::Run(int64_t layer, const SequenceGroup& group, bool step,
                                 Gdn2QkNormArgs(spec_, tokens, columns, GDN_F32, conv_stride_)));
 
   gdn2_args args = Gdn2Args(spec_, columns, GDN_F32, conv_stride_);
+  args.tokens = tokens;
   args.sequences = group.size();
   args.cu_seqlens = group.cu_seqlens.data();
   args.g = g_.data() + first_token * dims.key_size();
@@ -47,7 +48,9 @@ absl::Status Gdn2Rule::Run(int64_t layer, const SequenceGroup& group, bool step,
   args.o = mixed + first_token * mixed_stride_;
   args.o_dtype = GDN_F32;
   args.o_token_stride = mixed_stride_;
-  if (!step) return ops_->Run("gdn2_prefill", gdn_gdn2_prefill, args);
+  if (!step) {
+    return ops_->Run("gdn2_prefill", gdn_gdn2_prefill, args, gdn_gdn2_prefill_workspace);
+  }
   if (ops_->timer() != nullptr) {
     ops_->timer()->OnDecodeStateBytes(2 * group.size() * states_->recurrent_slot_bytes());
   }

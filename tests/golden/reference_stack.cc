@@ -166,6 +166,7 @@ class Mixer {
     Normalise(&q_);
     Normalise(&k_);
     gdn2_args rule{};
+    rule.tokens = tokens_;
     rule.sequences = 1;
     rule.cu_seqlens = cu_seqlens_;
     rule.key_heads = rule.gate_heads = dims_.key_heads;

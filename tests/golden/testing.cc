@@ -70,6 +70,7 @@ std::vector<Checkpoint> Checkpoints() {
 
 std::vector<Checkpoint> Gdn2Models() {
   return {{"gdn2", SourcePath("tests/data/models/gdn2"), ""},
+          {"gdn2_128", SourcePath("tests/data/models/gdn2-128"), ""},
           {"gdn2_mixed", SourcePath("tests/data/models/gdn2-mixed"), ""}};
 }
 

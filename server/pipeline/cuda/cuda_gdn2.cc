@@ -7,7 +7,7 @@
 namespace gdn::pipeline {
 
 absl::Status CudaGdn2::Create(const model::ModelSpec* spec, const DeviceStatePool* states,
-                              CudaOps* ops, int64_t max_tokens) {
+                              CudaOps* ops, int64_t max_rows, int64_t max_tokens) {
   spec_ = spec;
   states_ = states;
   ops_ = ops;
@@ -18,7 +18,10 @@ absl::Status CudaGdn2::Create(const model::ModelSpec* spec, const DeviceStatePoo
   GDN_RETURN_IF_ERROR(g_.Allocate(max_tokens * dims.key_size(), kWhat));
   GDN_RETURN_IF_ERROR(erase_.Allocate(max_tokens * dims.key_size(), kWhat));
   GDN_RETURN_IF_ERROR(write_.Allocate(max_tokens * dims.value_size(), kWhat));
-  return o_.Allocate(max_tokens * dims.value_size(), kWhat);
+  GDN_RETURN_IF_ERROR(o_.Allocate(max_tokens * dims.value_size(), kWhat));
+  gdn2_args largest = RuleArgs({.sequences = max_rows, .tokens = max_tokens});
+  largest.state_slot_stride = dims.recurrent_elements();
+  return ops->NeedWorkspace("gdn2_prefill", gdn_gdn2_prefill_workspace, largest);
 }
 
 absl::Status CudaGdn2::Run(int64_t layer, const DeviceLayer& weights, const StackBatch& batch,
@@ -76,28 +79,35 @@ absl::Status CudaGdn2::Convolve(int64_t layer, const DeviceLayer& weights, const
   return ops_->Run("causal_conv", gdn_causal_conv, args);
 }
 
-absl::Status CudaGdn2::Rule(int64_t layer, const Group& group, const StepArrays& arrays) {
+gdn2_args CudaGdn2::RuleArgs(const Group& group) const {
   const model::GdnDims& dims = spec_->gdn;
   const int64_t channels = dims.conv_channels();
-  uint16_t* columns = conv_out_.data() + group.first * channels;
-  GDN_RETURN_IF_ERROR(ops_->Run("qk_norm", Gdn2QkNorm,
-                                Gdn2QkNormArgs(*spec_, group.tokens, columns, GDN_BF16, channels)));
-  gdn2_args args = Gdn2Args(*spec_, columns, GDN_BF16, channels);
+  gdn2_args args = Gdn2Args(*spec_, conv_out_.data() + group.first * channels, GDN_BF16, channels);
+  args.tokens = group.tokens;
   args.sequences = group.sequences;
   args.cu_seqlens = group.cu_seqlens;
   args.g = g_.data() + group.first * dims.key_size();
   args.erase = erase_.data() + group.first * dims.key_size();
   args.write = write_.data() + group.first * dims.value_size();
   args.gate_dtype = GDN_F32;
+  args.o = o_.data() + group.first * dims.value_size();
+  args.o_dtype = GDN_F32;
+  args.o_token_stride = dims.value_size();
+  return args;
+}
+
+absl::Status CudaGdn2::Rule(int64_t layer, const Group& group, const StepArrays& arrays) {
+  const int64_t channels = spec_->gdn.conv_channels();
+  uint16_t* columns = conv_out_.data() + group.first * channels;
+  GDN_RETURN_IF_ERROR(ops_->Run("qk_norm", Gdn2QkNorm,
+                                Gdn2QkNormArgs(*spec_, group.tokens, columns, GDN_BF16, channels)));
+  gdn2_args args = RuleArgs(group);
   args.state = states_->recurrent(layer);
   args.state_dtype = states_->recurrent_type();
   args.state_slot_stride = states_->recurrent_slot_elements();
   args.read_index = arrays.read_slot + group.first;
   args.write_index = arrays.write_slot + group.first;
   args.fresh = arrays.fresh + group.first;
-  args.o = o_.data() + group.first * dims.value_size();
-  args.o_dtype = GDN_F32;
-  args.o_token_stride = dims.value_size();
   return group.step ? ops_->Run("gdn2_step", gdn_gdn2_step, args)
                     : ops_->Run("gdn2_prefill", gdn_gdn2_prefill, args);
 }

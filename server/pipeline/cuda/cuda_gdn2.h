@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "gdn/kernels/gdn2.h"
 #include "server/model/model_spec.h"
 #include "server/pipeline/cuda/cuda_ops.h"
 #include "server/pipeline/cuda/device_memory.h"
@@ -20,9 +21,9 @@ namespace gdn::pipeline {
 
 class CudaGdn2 {
  public:
-  // All borrowed; `spec` and `states` must outlive the object.
+  // All borrowed; `spec` and `states` must outlive the object. Before CudaOps::AllocateWorkspace.
   absl::Status Create(const model::ModelSpec* spec, const DeviceStatePool* states, CudaOps* ops,
-                      int64_t max_tokens);
+                      int64_t max_rows, int64_t max_tokens);
 
   // From the projection's rows, `projection_stride` elements apart, to `mixed`, [T, HV * V] dense.
   absl::Status Run(int64_t layer, const DeviceLayer& weights, const StackBatch& batch,
@@ -43,6 +44,8 @@ class CudaGdn2 {
   absl::Status Convolve(int64_t layer, const DeviceLayer& weights, const Group& group,
                         const StepArrays& arrays, const uint16_t* projection,
                         int64_t projection_stride);
+  // But for the state, which the layer brings.
+  gdn2_args RuleArgs(const Group& group) const;
   absl::Status Rule(int64_t layer, const Group& group, const StepArrays& arrays);
   absl::Status OutputNorm(const DeviceLayer& weights, int64_t tokens, const uint16_t* projection,
                           int64_t projection_stride, uint16_t* mixed);

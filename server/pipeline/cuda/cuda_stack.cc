@@ -74,7 +74,7 @@ absl::Status CudaStack::Create(const model::ModelSpec& spec, const DeviceModel* 
       kMostSplitRows * ((hidden + GDN_LINEAR_SQUARES_COLUMNS - 1) / GDN_LINEAR_SQUARES_COLUMNS),
       kWhat));
   if (spec_.Has(model::LayerType::kGdn2)) {
-    GDN_RETURN_IF_ERROR(gdn2_.Create(&spec_, states, ops, max_tokens));
+    GDN_RETURN_IF_ERROR(gdn2_.Create(&spec_, states, ops, max_rows, max_tokens));
   }
   if (!spec_.Has(model::LayerType::kLinearAttention)) return absl::OkStatus();
   gdn_fused_prefill_args prefill{};

@@ -20,7 +20,17 @@
  * and none may be the read slot of another row; the op does not check this. The output gate (SiLU
  * or sigmoid) belongs to gated_rms_norm.h; f, b, w become g, erase, write in gdn2_gates.h.
  *
- *  Back ends: REF, CPU and CUDA, where cu_seqlens is only read on the device. No workspace.
+ *  Back ends: REF, CPU and CUDA, where cu_seqlens is only read on the device: a captured graph
+ *  serves other lengths. Workspace of a prefill on CUDA, where it goes by chunks, only.
+ *
+ *  CUDA prefill on compute capability 9.0 (a build for 90a) with K = V = 128, BF16 or FP16 q, k, v,
+ *  these, g, erase and write aligned to 16 bytes with token strides of 8 elements, and a state
+ *  aligned to pairs: chunks of 64 tokens on the tensor cores with FP16 operands and FP32 sums.
+ * There write * v and the state must stay within +-65,504 and g <= 0; splits of a sequence into
+ * calls agree to the operands' rounding; no exponent above 0 is formed. Every other prefill steps
+ * through the tokens in FP32. Which one is chosen depends on the call's shape and addresses alone,
+ * never on lengths.
+ *
  *  Source: arXiv 2605.22791; flash-linear-attention, fla/ops/gdn2/naive.py.
  */
 #ifndef GDN_KERNELS_GDN2_H_
@@ -33,6 +43,8 @@ extern "C" {
 #endif
 
 typedef struct gdn2_args {
+  int64_t tokens;            /*!< T >= cu_seqlens[N]: sizes a prefill's workspace; ignored by the
+                                  step. */
   int64_t sequences;         /*!< N >= 0: rows of a step, sequences of a prefill. */
   const int32_t* cu_seqlens; /*!< [in] [N+1] for prefill; ignored (may be NULL) by the step. */
   int64_t key_heads;         /*!< H >= 1. */
@@ -68,6 +80,8 @@ typedef struct gdn2_args {
 gdn_status gdn_gdn2_step(const gdn_exec* exec, const gdn2_args* args);
 /*! \brief Packed sequences. */
 gdn_status gdn_gdn2_prefill(const gdn_exec* exec, const gdn2_args* args);
+/*! \brief Scratch bytes of a prefill; the pointers in args are not read. The step needs none. */
+gdn_status gdn_gdn2_prefill_workspace(const gdn_exec* exec, const gdn2_args* args, size_t* bytes);
 
 #ifdef __cplusplus
 } /* extern "C" */
@@ -82,6 +96,7 @@ gdn_status Gdn2Prefill(const gdn_exec&, const gdn2_args&);
 namespace gdn::cuda {
 gdn_status Gdn2Step(const gdn_exec&, const gdn2_args&);
 gdn_status Gdn2Prefill(const gdn_exec&, const gdn2_args&);
+size_t Gdn2PrefillWorkspace(const gdn2_args&);
 }  // namespace gdn::cuda
 #endif
 #endif /* GDN_KERNELS_GDN2_H_ */
