@@ -142,14 +142,21 @@ __device__ inline void InvertDiagonal(const float* transposed, uint32_t panel, i
                : "memory");
 }
 
+// A block of M as a B operand. M is a panel, or of another type with such a function.
+__device__ inline void LoadSystem(uint32_t panel, int row, int column, int lane,
+                                  uint32_t (&out)[4]) {
+  LoadB(panel, row, column, lane, out);
+}
+
 // T's block of 16 below the diagonal of a block of 32, -D_1 M_10 D_0: eight columns of it.
-__device__ inline void MergeSixteens(uint32_t system, uint32_t t, int warp, int lane) {
+template <typename System>
+__device__ inline void MergeSixteens(const System& system, uint32_t t, int warp, int lane) {
   const int top = warp / 2 * 32;
   uint32_t a[4];
   uint32_t b[4];
   float y[2][4] = {};
   LoadA(t, top + 16, top + 16, lane, a);
-  LoadB(system, top + 16, top, lane, b);
+  LoadSystem(system, top + 16, top, lane, b);
   Product16(y[0], a, b[0], b[1]);
   Product16(y[1], a, b[2], b[3]);
   SumAsA(y[0], y[1], a);
@@ -161,7 +168,8 @@ __device__ inline void MergeSixteens(uint32_t system, uint32_t t, int warp, int 
 }
 
 // The same for blocks of 32: 16 rows and 16 columns of it.
-__device__ inline void MergeThirtyTwos(uint32_t system, uint32_t t, int warp, int lane) {
+template <typename System>
+__device__ inline void MergeThirtyTwos(const System& system, uint32_t t, int warp, int lane) {
   const int row = warp / 2 * 16;
   const int column = warp % 2 * 16;
   float y[4][4] = {};
@@ -173,7 +181,7 @@ __device__ inline void MergeThirtyTwos(uint32_t system, uint32_t t, int warp, in
     LoadA(t, 32 + row, 32 + k, lane, a);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      LoadB(system, 32 + k, 16 * n, lane, b);
+      LoadSystem(system, 32 + k, 16 * n, lane, b);
       Product16(y[2 * n], a, b[0], b[1]);
       Product16(y[2 * n + 1], a, b[2], b[3]);
     }

@@ -25,6 +25,7 @@ struct InScalars {
   WalkScalars walk;
   float beta[kChunk];
   float log_decay[kChunk];
+  __half to_block_end[kChunk];  // exp(G_e - G), e the last token of the same 16.
 };
 __device__ inline float2 KeySizes(const InScalars&, int) { return make_float2(1.0f, 1.0f); }
 __device__ inline float KeySize(const InScalars&, int) { return 1.0f; }

@@ -50,6 +50,8 @@ __device__ inline void FormGates(const RawGates& raw, float beta_scale, float sc
     to->walk.query[i] = scale * decay;
     to->walk.remembered[i] = __float2half_rn(beta[half] * decay);
     to->walk.to_end[i] = __float2half_rn(DecayBetween(end, prefix[half]));
+    const float block_end = __shfl_sync(kFullMask, prefix[half], lane | 15);
+    to->to_block_end[i] = __float2half_rn(DecayBetween(block_end, prefix[half]));
     to->beta[i] = beta[half];
     to->log_decay[i] = prefix[half];
   }
