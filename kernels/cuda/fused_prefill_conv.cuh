@@ -88,7 +88,9 @@ struct Filters {
     uint4 low[8];
   };
   Tile tiles[2 * kConvTiles];
-  uint4 zeros[9];  // For the lanes that hold nothing of a diagonal, read as the start of a tile.
+  // For the lanes that hold nothing of a diagonal: read as eight rows of a tile, each by lanes of
+  // which none reads the same banks of one.
+  uint4 zeros[16];
 };
 
 // Two neighbouring channels' filters: the thread's, of a head's 64 pairs.
@@ -124,7 +126,7 @@ __device__ inline void FormFilter(const RawFilter& raw, int thread, Filters* fil
     tile.high[channel] = make_uint4(high[0], high[1], high[2], high[3]);
     tile.low[channel] = make_uint4(low[0], low[1], low[2], low[3]);
   }
-  if (thread < 9) filters->zeros[thread] = make_uint4(0, 0, 0, 0);
+  if (thread < 16) filters->zeros[thread] = make_uint4(0, 0, 0, 0);
 }
 
 // The rows before a warp's first, of two panels, each 16 bytes of a row where PanelOffset would put
@@ -141,23 +143,21 @@ struct alignas(128) RowsBefore {
 // Loads the eight channels' inputs before a token from x.
 template <typename X>
 __device__ inline void LoadPast(const gdn_fused_decode_args& a, const Columns<X>& at, int64_t token,
-                                Past<X>& past) {
+                                uint4 (&past)[kPast]) {
   const X* line = at.x + (token - kPast) * a.x_token_stride;
 #pragma unroll
-  for (int j = 0; j < kPast; ++j, line += a.x_token_stride) past[j] = LoadVector(line);
+  for (int j = 0; j < kPast; ++j, line += a.x_token_stride)
+    past[j] = *reinterpret_cast<const uint4*>(line);
 }
 
 // Stores the head's vector of them.
-template <typename X>
-__device__ inline void StorePast(const Past<X>& past, int vector, const RowsBefore& to) {
+__device__ inline void StorePast(const uint4 (&past)[kPast], int vector, const RowsBefore& to) {
+  const uint32_t panel = static_cast<uint32_t>(vector / 8) * uint32_t{sizeof(to.rows[0])};
 #pragma unroll
   for (int j = 0; j < kPast; ++j) {
-    uint32_t word[4];
-    memcpy(word, &past[j], sizeof(word));
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(
-                     to.At(j - kPast, vector % 8) +
-                     static_cast<uint32_t>(vector / 8) * uint32_t{sizeof(to.rows[0])}),
-                 "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+    const uint32_t at = to.At(j - kPast, vector % 8) + panel;
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(past[j].x),
+                 "r"(past[j].y), "r"(past[j].z), "r"(past[j].w)
                  : "memory");
   }
 }
@@ -206,8 +206,8 @@ class ConvLoader {
     }
     // A B operand: lane 4 g + c holds steps 2 c and 2 c + 1 of column g.
     const bool diagonal = lane % 4 == lane / 8;
-    weights_ =
-        SharedAddress(diagonal ? &filters.tiles[head * kConvTiles].high[lane / 4] : filters.zeros);
+    weights_ = SharedAddress(diagonal ? &filters.tiles[head * kConvTiles].high[lane / 4]
+                                      : &filters.zeros[(lane / 8 * 2 + 2) % 8]);
     step_ = diagonal ? sizeof(Filters::Tile) : 0;
   }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/fused_prefill.h"
@@ -111,20 +112,20 @@ __device__ inline void StartLoad(const InParams& p, const SlotChunk& chunk, int 
 // What an item takes of the gates: of a key head those of its first value heads, a warp each; of
 // two heads of values a write strength a thread.
 template <typename X>
-__device__ inline RawGates LoadItemGates(const InParams& p, const SlotChunk& chunk, bool is_key,
-                                         int head, const Group& group) {
+__device__ inline RawGates<X> LoadItemGates(const InParams& p, const SlotChunk& chunk, bool is_key,
+                                            int head, const Group& group) {
   const gdn_fused_decode_args& a = p.args.layer;
   if (is_key) {
     return group.Warp() < min(kSharedHeads, p.ratio)
                ? LoadGates<X>(a, chunk, head + group.Warp(), group.Lane())
-               : RawGates{};
+               : RawGates<X>{};
   }
-  RawGates raw = {};
+  RawGates<X> raw = {};
   const int token = group.thread % kChunk;
   head += group.thread / kChunk;
   if (head < a.value_heads && token < chunk.count) {
     const X* const line = static_cast<const X*>(a.x) + (chunk.begin + token) * a.x_token_stride;
-    raw.b[0] = Widen(line[a.b_offset + head]);
+    raw.b[0] = line[a.b_offset + head];
   }
   return raw;
 }
@@ -158,8 +159,10 @@ __device__ inline void DoMatrices(const InParams& p, const SlotChunk& chunk, int
       if (thread == 0) WaitForBulkReads<0>();
       group.Sync();
       if (warp < kSharedHeads && r + warp < p.ratio) {
-        const RawGates raw = LoadGates<X>(a, chunk, first_head + r + warp, lane);
-        FormGates(raw, a.beta_scale, p.scale, chunk.count, lane, &shared.solve.scalars[warp]);
+        const int head = first_head + r + warp;
+        const RawGates<X> raw = LoadGates<X>(a, chunk, head, lane);
+        FormGates(raw, LoadGateWeights(a, head), a.beta_scale, p.scale, chunk.count, lane,
+                  &shared.solve.scalars[warp]);
       }
       group.Sync();
     }
@@ -207,10 +210,10 @@ __device__ inline void DoItem(const InParams& p, int part, const Find& find, uin
   if (group.thread == 0) StartLoad(p, chunk, part, shared);
   const bool is_key = part < a.key_heads;
   const int value_head = is_key ? part * p.ratio : 2 * (part - static_cast<int>(a.key_heads));
-  const RawGates raw = LoadItemGates<X>(p, chunk, is_key, value_head, group);
+  const RawGates<X> raw = LoadItemGates<X>(p, chunk, is_key, value_head, group);
   // The inputs before the warp's first, by half a warp.
   const Columns<X> at = columns.From(lane % 16 * kVectorElements);
-  Past<X> past;
+  uint4 past[kPast];
   if (lane < 16 && chunk.first + first > 0 && first < chunk.count) {
     LoadPast(a, at, chunk.begin + first, past);
   }
@@ -223,9 +226,11 @@ __device__ inline void DoItem(const InParams& p, int part, const Find& find, uin
   }
   if (lane < 16 && first == 0) {
     if (chunk.first == 0) {
+      Past<X> old;
 #pragma unroll
-      for (Vector<X>& entry : past) entry = Vector<X>{};
-      if (at.exist) CarryState(a, chunk, at, past);
+      for (Vector<X>& entry : old) entry = Vector<X>{};
+      if (at.exist) CarryState(a, chunk, at, old);
+      memcpy(past, old, sizeof(past));
     }
     if (p.checkpoints.every != 0 && at.exist && chunk.count == kChunk) {
       const int64_t to = p.checkpoints.SlotAfter(chunk.sequence, chunk.first / kChunk + 1);
@@ -233,16 +238,19 @@ __device__ inline void DoItem(const InParams& p, int part, const Find& find, uin
     }
   }
   if (chunk.count == 0) return;  // Of an empty sequence nothing but its convolution state.
-  if (lane < 16) StorePast<X>(past, lane, before);
+  if (lane < 16) StorePast(past, lane, before);
   if (!is_key) {
     shared.conv.betas[group.thread / kChunk][group.thread % kChunk] =
-        a.beta_scale * FastSigmoid(raw.b[0]);
+        a.beta_scale * FastSigmoid(Widen(raw.b[0]));
   }
   group.Sync();
   shared.loaded.Wait(phase);
   Factors factors;
+  const bool forms_gates = is_key && warp < min(kSharedHeads, p.ratio);
+  GateWeights gate_weights = {};
   if (is_key) {
     Convolve<X, false>(shared.conv.filters, before, warp / 2, first, lane, panels, factors);
+    if (forms_gates) gate_weights = LoadGateWeights(a, value_head + warp);
     ScaleRows<X>(factors, first, lane, panels);
   } else {
     RowFactors(&shared.conv.betas[warp / 2][first], lane, factors);
@@ -259,8 +267,9 @@ __device__ inline void DoItem(const InParams& p, int part, const Find& find, uin
       BulkStore(p.keys + (slot * a.key_heads + part) * int64_t{sizeof(Keys)}, shared.panels,
                 sizeof(Keys));
     }
-    if (warp < min(kSharedHeads, p.ratio)) {
-      FormGates(raw, a.beta_scale, p.scale, chunk.count, lane, &shared.solve.scalars[warp]);
+    if (forms_gates) {
+      FormGates(raw, gate_weights, a.beta_scale, p.scale, chunk.count, lane,
+                &shared.solve.scalars[warp]);
     }
     DoMatrices<X>(p, chunk, slot, part, shared, group);
   } else if (group.thread == 0) {
@@ -284,7 +293,7 @@ __global__ void __launch_bounds__(kGroup, kBlocks) InKernel(const __grid_constan
   };
   InShared& shared = *reinterpret_cast<InShared*>(raw);
   if (threadIdx.x == 0) {
-    PrefetchTensorMap(p.x);
+    if (p.args.tokens > 0) PrefetchTensorMap(p.x);
     shared.loaded.Init();
     ArrivalBarrier::FenceInit();
   }
