@@ -54,9 +54,8 @@ struct alignas(1024) InShared {
     } solve;
   };
   ArrivalBarrier loaded;  // A phase an item.
-  // Of value head r of a key head, once the keys are stored.
-  __device__ Panel& T(int r) { return panels[0][r % 2]; }
-  __device__ Panel& P(int r) { return panels[1][r % 2]; }
+  // T and P of value head r of a key head, once the keys are stored.
+  __device__ Triangle (&Mix(int r))[2] { return reinterpret_cast<Triangle(&)[2]>(panels[r % 2]); }
 };
 
 // The warpgroup that works on an item.
@@ -151,7 +150,7 @@ __device__ inline void DoMatrices(const InParams& p, const SlotChunk& chunk, int
       if (r == 0) {
         WaitForBulkReads<0>();
       } else {
-        WaitForBulkReads<3>();
+        WaitForBulkReads<2>();
       }
     }
     group.Sync();
@@ -169,9 +168,10 @@ __device__ inline void DoMatrices(const InParams& p, const SlotChunk& chunk, int
     // Keeps the compiler from widening them outside of the loop, for which there is no room.
 #pragma unroll
     for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(kk[i]), "+r"(qk[i]));
-    const uint32_t t = SharedAddress(shared.T(r));
+    const Triangle(&mix)[2] = shared.Mix(r);
+    const TriangleTile t = {SharedAddress(&mix[0])};
     const InScalars& scalars = shared.solve.scalars[r % kSharedHeads];
-    FormMatrices(scalars, system, t, SharedAddress(shared.P(r)), warp, lane, kk, qk);
+    FormMatrices(scalars, system, t, {SharedAddress(&mix[1])}, warp, lane, kk, qk);
     __syncwarp();
     InvertDiagonal(system.diagonal[warp], t, warp, lane);
     group.Sync();
@@ -182,9 +182,7 @@ __device__ inline void DoMatrices(const InParams& p, const SlotChunk& chunk, int
     group.Sync();
     if (thread == 0) {
       const int64_t at = slot * a.value_heads + first_head + r;
-      char* const mix = p.mixes + at * int64_t{sizeof(Mix)};
-      BulkStore(mix + offsetof(Mix, t), shared.T(r), sizeof(Mix::t));
-      BulkStore(mix + offsetof(Mix, p), shared.P(r), sizeof(Mix::p));
+      BulkStore(p.mixes + at * int64_t{sizeof(mix)}, mix, sizeof(mix));
       BulkStore(p.scalars + at * int64_t{sizeof(WalkScalars)}, &scalars.walk, sizeof(WalkScalars));
     }
   }

@@ -29,6 +29,16 @@ __device__ inline void LoadSystem(const PackedSystem& system, int row, int colum
   LoadMatricesTransposed(system.Block(row / 16, column / 16, lane), out);
 }
 
+// A Triangle in shared memory, as a tile without its quarter of zeros.
+struct TriangleTile {
+  uint32_t address;
+};
+__device__ inline uint32_t TileAt(const TriangleTile& tile, int row, int vector) {
+  constexpr int kSkip = sizeof(Triangle::late);
+  return tile.address + static_cast<uint32_t>(row * 64 + (vector < 4 ? kSkip : -kSkip)) +
+         (static_cast<uint32_t>((vector ^ row / 2) & 3) << 4);
+}
+
 // Products of keys, and of queries times the scale of the output, with keys, as pairs of FP16: they
 // stay in registers for all value heads.
 __device__ inline void Grams(const Panel (&keys)[2], const Panel (&queries)[2], float scale,
@@ -93,15 +103,17 @@ __device__ inline void FormDiagonal(const InScalars& scalars,
 // of P; zeros in T after the diagonal's block. Both M and P take the same decays, each before the
 // diagonal a product of two, up to and from the end of the earlier token's block of 16.
 __device__ inline void FormMatrices(const InScalars& scalars, PackedSystem& system,
-                                    uint32_t t_panel, uint32_t p_panel, int warp, int lane,
-                                    const uint32_t (&kk)[16], const uint32_t (&qk)[16]) {
+                                    const TriangleTile& t, const TriangleTile& p, int warp,
+                                    int lane, const uint32_t (&kk)[16], const uint32_t (&qk)[16]) {
   const int row = 16 * warp + lane / 4;
   const float log_decay[2] = {scalars.log_decay[row], scalars.log_decay[row + 8]};
   const float beta[2] = {scalars.beta[row], scalars.beta[row + 8]};
-  const uint32_t place = BlockAddress(0, 16 * warp, 0, lane);
 #pragma unroll
   for (int block = 0; block < 4; ++block) {
-    const uint32_t to = place ^ (32 * block);
+    if (block >= 2 && warp < 2) break;  // The quarter of zeros.
+    const auto at = [&](const TriangleTile& tile) {
+      return BlockAddress(tile, 16 * warp, 16 * block, lane);
+    };
     const uint32_t(&k)[4] = reinterpret_cast<const uint32_t(&)[4]>(kk[4 * block]);
     const uint32_t(&q)[4] = reinterpret_cast<const uint32_t(&)[4]>(qk[4 * block]);
     uint32_t p_word[4] = {};
@@ -130,9 +142,9 @@ __device__ inline void FormMatrices(const InScalars& scalars, PackedSystem& syst
     } else if (block == warp) {
       FormDiagonal(scalars, system.diagonal[warp], warp, lane, k, q, p_word);
     } else {
-      StoreMatrices(t_panel + to, 0, 0, 0, 0);
+      StoreMatrices(at(t), 0, 0, 0, 0);
     }
-    StoreMatrices(p_panel + to, p_word[0], p_word[1], p_word[2], p_word[3]);
+    StoreMatrices(at(p), p_word[0], p_word[1], p_word[2], p_word[3]);
   }
 }
 
