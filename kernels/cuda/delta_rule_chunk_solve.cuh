@@ -14,15 +14,23 @@ __device__ inline void Product16(float (&d)[4], const uint32_t (&a)[4], uint32_t
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// The 16x16 block at (row, column) of a panel, as an A operand and as a B operand: of the latter,
-// out[0], out[1] are the first eight columns.
-__device__ inline uint32_t BlockAddress(uint32_t panel, int row, int column, int lane) {
-  return panel + PanelOffset(row + lane % 16, column / 8 + lane / 16);
+// Where a tile of 64 by 64 has the 16-byte vector `vector` of a row. A tile is a panel's address,
+// or of another type with such a function.
+__device__ inline uint32_t TileAt(uint32_t panel, int row, int vector) {
+  return panel + PanelOffset(row, vector);
 }
-__device__ inline void LoadA(uint32_t panel, int row, int column, int lane, uint32_t (&out)[4]) {
+// The 16x16 block at (row, column) of a tile, as an A operand and as a B operand: of the latter,
+// out[0], out[1] are the first eight columns.
+template <typename Tile>
+__device__ inline uint32_t BlockAddress(const Tile& tile, int row, int column, int lane) {
+  return TileAt(tile, row + lane % 16, column / 8 + lane / 16);
+}
+template <typename Tile>
+__device__ inline void LoadA(const Tile& panel, int row, int column, int lane, uint32_t (&out)[4]) {
   LoadMatrices(BlockAddress(panel, row, column, lane), out);
 }
-__device__ inline void LoadB(uint32_t panel, int row, int column, int lane, uint32_t (&out)[4]) {
+template <typename Tile>
+__device__ inline void LoadB(const Tile& panel, int row, int column, int lane, uint32_t (&out)[4]) {
   LoadMatricesTransposed(BlockAddress(panel, row, column, lane), out);
 }
 // Two neighbouring sums of 8 columns as the A operand of 16 steps.
@@ -33,11 +41,12 @@ __device__ inline void SumAsA(const float (&left)[4], const float (&right)[4], u
   a[3] = PackHalves(right[2], right[3]);
 }
 // Stores -d, a sum of 8 columns, at (row, column) of a panel.
-__device__ inline void StoreNegated(uint32_t panel, int row, int column, int lane,
+template <typename Tile>
+__device__ inline void StoreNegated(const Tile& tile, int row, int column, int lane,
                                     const float (&d)[4]) {
 #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    const uint32_t to = panel + PanelOffset(row + lane / 4 + 8 * v, column / 8) + lane % 4 * 4;
+    const uint32_t to = TileAt(tile, row + lane / 4 + 8 * v, column / 8) + lane % 4 * 4;
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(PackHalves(-d[2 * v], -d[2 * v + 1]))
                  : "memory");
   }
@@ -85,7 +94,9 @@ __device__ inline void FormSystem(const S& scalars, Solve& solve, int warp, int 
 // The inverse of the warp's diagonal block of 16. Its two diagonal blocks of eight by forward
 // substitution in FP32, a column a lane (twice): entries of `transposed` on and above M's diagonal
 // are not read. Then -D_1 M_10 D_0 below them.
-__device__ inline void InvertDiagonal(const float* transposed, uint32_t panel, int warp, int lane) {
+template <typename Tile>
+__device__ inline void InvertDiagonal(const float* transposed, const Tile& tile, int warp,
+                                      int lane) {
   const int top = lane / 8 % 2 * 8;
   const int column = lane % 8;
   float x[8];
@@ -109,7 +120,7 @@ __device__ inline void InvertDiagonal(const float* transposed, uint32_t panel, i
   for (int i = 0; i < 4; ++i) {
     const int row = block + top + i + (lane < 16 ? 0 : 4);
     const __half value = __float2half_rn(lane < 16 ? x[i] : x[i + 4]);
-    asm volatile("st.shared.b16 [%0], %1;" ::"r"(panel + PanelOffset(row, (block + top) / 8) +
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(TileAt(tile, row, (block + top) / 8) +
                                                  static_cast<uint32_t>(column) * 2),
                  "h"(*reinterpret_cast<const uint16_t*>(&value))
                  : "memory");
@@ -120,7 +131,7 @@ __device__ inline void InvertDiagonal(const float* transposed, uint32_t panel, i
   uint32_t a[4] = {};
   asm volatile("ld.shared.b32 %0, [%1];"
                : "=r"(a[0])
-               : "r"(panel + PanelOffset(row, block / 8 + 1) + pair)
+               : "r"(TileAt(tile, row, block / 8 + 1) + pair)
                : "memory");
   const float2 m =
       *reinterpret_cast<const float2*>(transposed + lane / 4 * kDiagonalStride + 8 + lane % 4 * 2);
@@ -130,26 +141,32 @@ __device__ inline void InvertDiagonal(const float* transposed, uint32_t panel, i
   uint32_t b;
   asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
                : "=r"(b)
-               : "r"(panel + PanelOffset(block + lane % 8, block / 8))
+               : "r"(TileAt(tile, block + lane % 8, block / 8))
                : "memory");
   float d[4] = {};
   Product16(d, a, b, 0);
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(panel + PanelOffset(row, block / 8) + pair),
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(TileAt(tile, row, block / 8) + pair),
                "r"(PackHalves(-d[0], -d[1]))
                : "memory");
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(panel + PanelOffset(row - 8, block / 8 + 1) + pair),
-               "r"(0)
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(TileAt(tile, row - 8, block / 8 + 1) + pair), "r"(0)
                : "memory");
 }
 
+// A block of M as a B operand. M is a panel, or of another type with such a function.
+__device__ inline void LoadSystem(uint32_t panel, int row, int column, int lane,
+                                  uint32_t (&out)[4]) {
+  LoadB(panel, row, column, lane, out);
+}
+
 // T's block of 16 below the diagonal of a block of 32, -D_1 M_10 D_0: eight columns of it.
-__device__ inline void MergeSixteens(uint32_t system, uint32_t t, int warp, int lane) {
+template <typename System, typename Tile>
+__device__ inline void MergeSixteens(const System& system, const Tile& t, int warp, int lane) {
   const int top = warp / 2 * 32;
   uint32_t a[4];
   uint32_t b[4];
   float y[2][4] = {};
   LoadA(t, top + 16, top + 16, lane, a);
-  LoadB(system, top + 16, top, lane, b);
+  LoadSystem(system, top + 16, top, lane, b);
   Product16(y[0], a, b[0], b[1]);
   Product16(y[1], a, b[2], b[3]);
   SumAsA(y[0], y[1], a);
@@ -161,7 +178,8 @@ __device__ inline void MergeSixteens(uint32_t system, uint32_t t, int warp, int 
 }
 
 // The same for blocks of 32: 16 rows and 16 columns of it.
-__device__ inline void MergeThirtyTwos(uint32_t system, uint32_t t, int warp, int lane) {
+template <typename System, typename Tile>
+__device__ inline void MergeThirtyTwos(const System& system, const Tile& t, int warp, int lane) {
   const int row = warp / 2 * 16;
   const int column = warp % 2 * 16;
   float y[4][4] = {};
@@ -173,7 +191,7 @@ __device__ inline void MergeThirtyTwos(uint32_t system, uint32_t t, int warp, in
     LoadA(t, 32 + row, 32 + k, lane, a);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      LoadB(system, 32 + k, 16 * n, lane, b);
+      LoadSystem(system, 32 + k, 16 * n, lane, b);
       Product16(y[2 * n], a, b[0], b[1]);
       Product16(y[2 * n + 1], a, b[2], b[3]);
     }

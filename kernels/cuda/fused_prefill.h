@@ -12,8 +12,8 @@
 namespace gdn::cuda {
 
 // Chunks that are prepared, in slots (chunk_slots.cuh) with the layout of fused_prefill_chunk.cuh:
-// of each slot Keys of each key head, and a tile of values, a Mix and WalkScalars of each value
-// head.
+// of each slot Keys of each key head, and a tile of values, two Triangles and WalkScalars of each
+// value head.
 struct PreparedChunks {
   void* keys = nullptr;
   void* values = nullptr;

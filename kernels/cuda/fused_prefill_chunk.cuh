@@ -3,7 +3,7 @@
 // their sequence's start, rows past its end zeros:
 //     Keys         k and q of unit norm, FP16, of a key head
 //     values       beta v as FP16, two panels of 64 columns
-//     Mix          T, and P times the scale of the output
+//     Triangle     T, and P times the scale of the output, two after each other
 //     WalkScalars  the coefficients
 #ifndef KERNELS_CUDA_FUSED_PREFILL_CHUNK_CUH_
 #define KERNELS_CUDA_FUSED_PREFILL_CHUNK_CUH_
@@ -20,11 +20,34 @@ struct alignas(16) WalkScalars {
   float end;                  // exp(G_63).
 };
 
+// A lower triangle of 64 by 64 as FP16, without its quarter of zeros: of rows of 32 columns, 64
+// bytes whose 16-byte vectors are permuted by the row's index as the 64-byte swizzle does.
+constexpr int kHalf = kChunk / 2;
+struct Triangle {
+  uint16_t late[kHalf * kHalf];    // Rows and columns from 32 on.
+  uint16_t early[kChunk * kHalf];  // All rows of the columns before.
+};
+// In the walk's shared memory, where zeros stay before what is loaded.
+struct PaddedTriangle {
+  uint16_t zeros[kHalf * kHalf];
+  Triangle triangle;
+
+  // Operand descriptors of the columns from 16 i on, as if all 64 rows were there.
+  __device__ uint64_t Columns(int i) const {
+    constexpr uint64_t kSwizzle64 = uint64_t{2} << 62;
+    constexpr uint64_t kEightRows = uint64_t{8 * 2 * kHalf / 16} << 32;
+    const uint32_t at = SharedAddress(i < 2 ? triangle.early : zeros);
+    return (kSwizzle64 | kEightRows | uint64_t{1} << 16 | ((at & 0x3ffffu) >> 4)) +
+           i % 2 * kNextColumns;
+  }
+};
+
 // All coefficients that the preparation itself uses, of keys of unit norm.
 struct InScalars {
   WalkScalars walk;
   float beta[kChunk];
   float log_decay[kChunk];
+  __half to_block_end[kChunk];  // exp(G_e - G), e the last token of the same 16.
 };
 __device__ inline float2 KeySizes(const InScalars&, int) { return make_float2(1.0f, 1.0f); }
 __device__ inline float KeySize(const InScalars&, int) { return 1.0f; }

@@ -1,40 +1,37 @@
-// The convolution on the way into the fused prefill's chunks. A warp takes 16 tokens of two heads'
-// columns, half a warp each, a lane eight channels, and keeps the last inputs in registers.
+// The convolution on the way into the fused prefill's chunks, on the matrix units. A warp takes 32
+// tokens of a head. Of eight channels, a diagonal matrix for each tap of the filter multiplies the
+// inputs of as many tokens before; two taps make the 16 steps of a product. Weights are the sums of
+// two numbers of the inputs' type, which loses nothing that matters to FP32.
 #ifndef KERNELS_CUDA_FUSED_PREFILL_CONV_CUH_
 #define KERNELS_CUDA_FUSED_PREFILL_CONV_CUH_
 
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
 #include "gdn/kernels/fused_decode.h"
-#include "kernels/cuda/async_copy.cuh"
+#include "kernels/cuda/delta_rule_chunk_solve.cuh"
 #include "kernels/cuda/fused_prefill_chunk.cuh"
 #include "kernels/cuda/fused_prefill_math.cuh"
 #include "kernels/cuda/vector.cuh"
 
 namespace gdn::cuda::chunk {
 
-constexpr int kConvRows = 16;  // Tokens of a warp.
-constexpr int kConvStage = 4;  // Of those, whose arrival is awaited together.
-constexpr int kConvRound = 2;  // Rounded together.
+constexpr int kConvRows = 32;  // Tokens of a warp.
+constexpr int kConvTiles = kDim / 8;
 constexpr int kPast = 3;
 
-using Channels = float[kVectorElements];
+using Panel = uint16_t[kPanelElements];
 
-template <typename X>
-__device__ inline void WidenAll(const Vector<X>& from, Channels& to) {
-  const auto* pairs = reinterpret_cast<const typename Pair<X>::Raw*>(from.element);
-#pragma unroll
-  for (int i = 0; i < kVectorElements / 2; ++i) {
-    const float2 x = Pair<X>::Widen(pairs[i]);
-    to[2 * i] = x.x;
-    to[2 * i + 1] = x.y;
-  }
-}
-
-// The lane's eight channels of a head: where they are in x, and in the convolution's order.
+// A head's columns, or eight of them: where they are in x, and in the convolution's order.
 template <typename X>
 struct Columns {
   const X* x;
   int64_t channel;
   bool exist;  // Otherwise those of another head, of which nothing may be written.
+
+  __device__ Columns From(int column) const { return {x + column, channel + column, exist}; }
 };
 
 // The last inputs before some token, oldest first.
@@ -83,144 +80,286 @@ __device__ inline void StoreCheckpoint(const gdn_fused_decode_args& a, const Slo
   }
 }
 
-// The lane's filter, newest input last.
-using Filter = Channels[kPast + 1];
-__device__ inline void LoadFilter(const gdn_fused_decode_args& a, int64_t channel, Filter& weight) {
-#pragma unroll
-  for (int e = 0; e < kVectorElements; ++e) {
-    const float4 w = reinterpret_cast<const float4*>(a.conv_weight)[channel + e];
-    weight[0][e] = w.x;
-    weight[1][e] = w.y;
-    weight[2][e] = w.z;
-    weight[3][e] = w.w;
-  }
-}
+// The filters of two heads' channels: for each, the four taps of half of its weights as words of a
+// B operand, oldest first, and what their rounding left.
+struct Filters {
+  struct Tile {
+    uint4 high[8];
+    uint4 low[8];
+  };
+  Tile tiles[2 * kConvTiles];
+  // For the lanes that hold nothing of a diagonal: read as eight rows of a tile, each by lanes of
+  // which none reads the same banks of one.
+  uint4 zeros[16];
+};
 
-// Waits for the lane's copies of a stage and those before it.
-__device__ inline void WaitForStage(int stage) {
-  static_assert(kConvRows == 4 * kConvStage);
-  switch (stage) {
-    case 0:
-      return WaitForCopies<3>();
-    case 1:
-      return WaitForCopies<2>();
-    case 2:
-      return WaitForCopies<1>();
-    default:
-      return WaitForCopies<0>();
-  }
+// Two neighbouring channels' filters: the thread's, of a head's 64 pairs.
+struct RawFilter {
+  float4 taps[2];
+};
+__device__ inline RawFilter LoadFilter(const gdn_fused_decode_args& a, int64_t head_channel,
+                                       int thread) {
+  const float4* const from =
+      reinterpret_cast<const float4*>(a.conv_weight) + head_channel + 2 * (thread % 64);
+  return {{from[0], from[1]}};
 }
-
-// Starts the copies of the warp's inputs to where its outputs will be: `tile` + PanelOffset(row,
-// vector). A lane reads and overwrites only what it has copied itself.
 template <typename X>
-__device__ inline void FetchInputs(const gdn_fused_decode_args& a, const SlotChunk& chunk,
-                                   const Columns<X>& at, int warp, int vector, uint32_t tile) {
-  const X* line = at.x + (chunk.begin + warp * kConvRows) * a.x_token_stride;
+__device__ inline void FormFilter(const RawFilter& raw, int thread, Filters* filters) {
 #pragma unroll
-  for (int r = 0; r < kConvRows; ++r, line += a.x_token_stride) {
-    const int row = warp * kConvRows + r;
-    if (row < chunk.count) CopyAsync<16>(tile + PanelOffset(row, vector), line);
-    if (r % kConvStage == kConvStage - 1) CommitCopies();
+  for (int e = 0; e < 2; ++e) {
+    const float taps[4] = {raw.taps[e].x, raw.taps[e].y, raw.taps[e].z, raw.taps[e].w};
+    uint32_t high[4];
+    uint32_t low[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      // The diagonal's place in a pair of steps.
+      const auto word = [&](float x) {
+        return e == 0 ? PackPair<X>(x, 0.0f) : PackPair<X>(0.0f, x);
+      };
+      const float half = 0.5f * taps[j];
+      high[j] = word(half);
+      const float2 rounded = WidenPair<X>(high[j]);
+      low[j] = word(half - (e == 0 ? rounded.x : rounded.y));
+    }
+    Filters::Tile& tile = filters->tiles[thread / 4];
+    const int channel = thread % 4 * 2 + e;
+    tile.high[channel] = make_uint4(high[0], high[1], high[2], high[3]);
+    tile.low[channel] = make_uint4(low[0], low[1], low[2], low[3]);
   }
+  if (thread < 16) filters->zeros[thread] = make_uint4(0, 0, 0, 0);
 }
 
-// The last inputs before the warp's tokens.
-template <typename X>
-__device__ inline void LoadPast(const gdn_fused_decode_args& a, const SlotChunk& chunk,
-                                const Columns<X>& at, int warp, Past<X>& past) {
-  const int first = warp * kConvRows;
-#pragma unroll
-  for (int j = 0; j < kPast; ++j) past[j] = Vector<X>{};
-  if (chunk.first + first == 0) {
-    if (at.exist) CarryState(a, chunk, at, past);
-  } else if (first < chunk.count) {
-#pragma unroll
-    for (int j = 0; j < kPast; ++j) {
-      past[j] = LoadVector(at.x + (chunk.begin + first - kPast + j) * a.x_token_stride);
-    }
-  }
-}
+// The rows before a warp's first, of two panels, each 16 bytes of a row where PanelOffset would put
+// them.
+struct alignas(128) RowsBefore {
+  uint16_t rows[2][kPast][kPanelColumns];
 
-// The warp's tokens of the lane's channels, in place: sink(row, y, words) makes 16 bytes of each of
-// kConvRound tokens from `row` on, of their outputs, rounded to the layer's type and widened again.
-// Rows past the sequence's end are zeros.
-template <typename X, typename Sink>
-__device__ inline void Convolve(const SlotChunk& chunk, const Filter& weight, const Past<X>& past,
-                                int warp, int vector, char* tile, const Sink& sink) {
-  Channels window[kPast];
-#pragma unroll
-  for (int j = 0; j < kPast; ++j) WidenAll(past[j], window[j]);
-#pragma unroll 1
-  for (int stage = 0; stage < kConvRows; stage += kConvStage) {
-    WaitForStage(stage / kConvStage);
-#pragma unroll
-    for (int round = 0; round < kConvStage; round += kConvRound) {
-      const int first = warp * kConvRows + stage + round;
-      Channels y[kConvRound];
-#pragma unroll
-      for (int r = 0; r < kConvRound; ++r) {
-        Channels input;
-        WidenAll(*reinterpret_cast<const Vector<X>*>(tile + PanelOffset(first + r, vector)), input);
-#pragma unroll
-        for (int e = 0; e < kVectorElements; ++e) {
-          float sum = weight[0][e] * window[0][e];
-          sum = fmaf(weight[1][e], window[1][e], sum);
-          sum = fmaf(weight[2][e], window[2][e], sum);
-          sum = fmaf(weight[3][e], input[e], sum);
-          y[r][e] = sum * FastSigmoid(sum);
-          window[0][e] = window[1][e];
-          window[1][e] = window[2][e];
-          window[2][e] = input[e];
-        }
-#pragma unroll
-        for (int e = 0; e < kVectorElements; e += 2) RoundPair<X>(&y[r][e]);
-      }
-      uint4 words[kConvRound];
-      sink(first, y, words);
-#pragma unroll
-      for (int r = 0; r < kConvRound; ++r) {
-        if (first + r >= chunk.count) words[r] = make_uint4(0, 0, 0, 0);
-        *reinterpret_cast<uint4*>(tile + PanelOffset(first + r, vector)) = words[r];
-      }
-    }
-  }
-}
-
-// Eight channels as FP16.
-__device__ inline uint4 Scaled(const Channels& y, float factor) {
-  return make_uint4(
-      PackHalves(y[0] * factor, y[1] * factor), PackHalves(y[2] * factor, y[3] * factor),
-      PackHalves(y[4] * factor, y[5] * factor), PackHalves(y[6] * factor, y[7] * factor));
-}
-
-// Rows of a head, shared by half a warp, to unit norm.
-struct UnitNorm {
-  __device__ void operator()(int, const Channels (&y)[kConvRound],
-                             uint4 (&words)[kConvRound]) const {
-    float sums[kConvRound];
-#pragma unroll
-    for (int r = 0; r < kConvRound; ++r) {
-      float squares[2] = {};
-#pragma unroll
-      for (int e = 0; e < kVectorElements; ++e) {
-        squares[e % 2] = fmaf(y[r][e], y[r][e], squares[e % 2]);
-      }
-      sums[r] = squares[0] + squares[1];
-    }
-    // The rows cover for each other's waits.
-#pragma unroll
-    for (int bit = 8; bit > 0; bit /= 2) {
-      float other[kConvRound];
-#pragma unroll
-      for (int r = 0; r < kConvRound; ++r) other[r] = __shfl_xor_sync(kFullMask, sums[r], bit);
-#pragma unroll
-      for (int r = 0; r < kConvRound; ++r) sums[r] += other[r];
-    }
-#pragma unroll
-    for (int r = 0; r < kConvRound; ++r) words[r] = Scaled(y[r], rsqrtf(sums[r] + kQkNormEps));
+  __device__ uint32_t At(int row, int vector) const {
+    return SharedAddress(rows) + static_cast<uint32_t>(row + kPast) * kPanelRowBytes +
+           (static_cast<uint32_t>(vector ^ (row & 7)) << 4);
   }
 };
+
+// Loads the eight channels' inputs before a token from x.
+template <typename X>
+__device__ inline void LoadPast(const gdn_fused_decode_args& a, const Columns<X>& at, int64_t token,
+                                uint4 (&past)[kPast]) {
+  const X* line = at.x + (token - kPast) * a.x_token_stride;
+#pragma unroll
+  for (int j = 0; j < kPast; ++j, line += a.x_token_stride)
+    past[j] = *reinterpret_cast<const uint4*>(line);
+}
+
+// Stores the head's vector of them.
+__device__ inline void StorePast(const uint4 (&past)[kPast], int vector, const RowsBefore& to) {
+  const uint32_t panel = static_cast<uint32_t>(vector / 8) * uint32_t{sizeof(to.rows[0])};
+#pragma unroll
+  for (int j = 0; j < kPast; ++j) {
+    const uint32_t at = to.At(j - kPast, vector % 8) + panel;
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(past[j].x),
+                 "r"(past[j].y), "r"(past[j].z), "r"(past[j].w)
+                 : "memory");
+  }
+}
+
+// d += A B for 16 rows, 16 steps and 8 columns of X.
+template <typename X>
+__device__ inline void ProductOf(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<X, F16>) {
+    Product16(d, a, b0, b1);
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+__device__ inline void LoadWords(uint32_t address, uint32_t (&out)[4]) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(address)
+               : "memory");
+}
+
+// What 16 columns of the warp's rows take: of each tile of 8 columns the filter's words, of each
+// block of 16 rows the inputs of two taps and of the next two.
+struct ConvOperands {
+  uint32_t high[2][4];
+  uint32_t low[2][4];
+  uint32_t x[2][2][2][4];
+};
+class ConvLoader {
+ public:
+  __device__ ConvLoader(const Filters& filters, const RowsBefore& before, int head,
+                        const Panel& panel, int first, int lane) {
+    const uint32_t rows = SharedAddress(panel);
+    // An A operand: two taps' inputs of 16 rows, the older tap's first.
+    const int row = lane % 16 + lane / 16 - kPast;
+#pragma unroll
+    for (int taps = 0; taps < 2; ++taps) {
+      const int at = row + 2 * taps;
+      const bool is_before = at < 0;
+      x_[0][taps] = is_before ? before.At(at, 0) : rows + PanelOffset(first + at, 0);
+      skip_[taps] = is_before ? sizeof(before.rows[0]) : sizeof(Panel);
+      x_[1][taps] = rows + PanelOffset(first + 16 + at, 0);
+    }
+    // A B operand: lane 4 g + c holds steps 2 c and 2 c + 1 of column g.
+    const bool diagonal = lane % 4 == lane / 8;
+    weights_ = SharedAddress(diagonal ? &filters.tiles[head * kConvTiles].high[lane / 4]
+                                      : &filters.zeros[(lane / 8 * 2 + 2) % 8]);
+    step_ = diagonal ? sizeof(Filters::Tile) : 0;
+  }
+
+  // The operands of columns 16 n on, for n = 0, 1, ... one after the other. Past the last, what
+  // lies there.
+  __device__ void Load(int n, ConvOperands& to) {
+#pragma unroll
+    for (int taps = 0; taps < 2; ++taps) {
+      x_[0][taps] += n == 4 ? skip_[taps] : 0;
+      x_[1][taps] += n == 4 ? uint32_t{sizeof(Panel)} : 0;
+    }
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      const uint32_t vector = static_cast<uint32_t>(n % 4 * 2 + t) * 16;
+      LoadWords(weights_, to.high[t]);
+      LoadWords(weights_ + offsetof(Filters::Tile, low), to.low[t]);
+      weights_ += step_;
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+#pragma unroll
+        for (int taps = 0; taps < 2; ++taps) {
+          LoadMatrices(x_[b][taps] ^ vector, to.x[t][b][taps]);
+        }
+      }
+    }
+  }
+
+ private:
+  uint32_t x_[2][2];
+  uint32_t skip_[2];
+  uint32_t weights_;
+  uint32_t step_;
+};
+
+// Half of the convolution of 16 columns and 32 rows, and the pairs of its SiLU, rounded to X, as
+// the A operands of two blocks of 16 rows.
+template <typename X>
+__device__ inline void ConvolveColumns(const ConvOperands& from, float (&h)[2][2][4]) {
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    const int taps = step % 2;
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        if (step < 2) {
+          ProductOf<X>(h[b][t], from.x[t][b][taps], from.low[t][2 * taps],
+                       from.low[t][2 * taps + 1]);
+        } else {
+          ProductOf<X>(h[b][t], from.x[t][b][taps], from.high[t][2 * taps],
+                       from.high[t][2 * taps + 1]);
+        }
+      }
+    }
+  }
+}
+
+// What the lane's rows of the warp's outputs are multiplied by, of blocks of 16 rows.
+using Factors = float[2][2];
+
+__device__ inline void RowFactors(const float* rows, int lane, Factors& factors) {
+#pragma unroll
+  for (int b = 0; b < 2; ++b) {
+    factors[b][0] = rows[16 * b + lane / 4];
+    factors[b][1] = rows[16 * b + 8 + lane / 4];
+  }
+}
+
+// Two pairs of columns of a block of 16 rows, an A operand in X, multiplied as FP16.
+template <typename X>
+__device__ inline void ScaleBlock(uint32_t (&word)[4], const float (&factors)[2]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = WidenPair<X>(word[i]);
+    word[i] = PackHalves(pair.x * factors[i % 2], pair.y * factors[i % 2]);
+  }
+}
+
+// Convolution and SiLU of the warp's rows from `first` on, in place. kScaled: times the factors, as
+// FP16. Otherwise in X, and the factors are set to what brings the rows to unit norm: the sums of
+// squares are the diagonals of products with the outputs' own transpose.
+template <typename X, bool kScaled>
+__device__ inline void Convolve(const Filters& filters, const RowsBefore& before, int head,
+                                int first, int lane, Panel (&panels)[2], Factors& factors) {
+  ConvLoader loader(filters, before, head, panels[0], first, lane);
+  ConvOperands operands;
+  loader.Load(0, operands);
+  const uint32_t to = BlockAddress(SharedAddress(panels[0]), first, 0, lane);
+  float sums[2][2][4] = {};
+#pragma unroll 1
+  for (int n = 0; n < kDim / 16; ++n) {
+    float h[2][2][4] = {};
+    ConvolveColumns<X>(operands, h);
+    loader.Load(n + 1, operands);
+    const uint32_t place = (to ^ (n % 4 * 32)) + n / 4 * uint32_t{sizeof(Panel)};
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      uint32_t word[4];
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        word[2 * t] = PackPair<X>(SiluOfTwice(h[b][t][0]), SiluOfTwice(h[b][t][1]));
+        word[2 * t + 1] = PackPair<X>(SiluOfTwice(h[b][t][2]), SiluOfTwice(h[b][t][3]));
+      }
+      if constexpr (kScaled) {
+        ScaleBlock<X>(word, factors[b]);
+      } else {
+        ProductOf<X>(sums[b][0], word, word[0], word[2]);
+        ProductOf<X>(sums[b][1], word, word[1], word[3]);
+      }
+      StoreMatrices(place + b * 16 * kPanelRowBytes, word[0], word[1], word[2], word[3]);
+    }
+  }
+  if constexpr (!kScaled) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* const pair = &sums[b][half][2 * half];
+        const float mine = lane / 4 % 2 == 0 ? pair[0] : pair[1];
+        const float sum = __shfl_sync(kFullMask, mine, lane / 4 * 4 + lane / 8);
+        asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(factors[b][half]) : "f"(sum + kQkNormEps));
+      }
+    }
+  }
+}
+
+// The warp's rows, in X, multiplied as FP16, in place.
+template <typename X>
+__device__ inline void ScaleRows(const Factors& factors, int first, int lane, Panel (&panels)[2]) {
+  const uint32_t at = BlockAddress(SharedAddress(panels[0]), first, 0, lane);
+#pragma unroll 2
+  for (int n = 0; n < kDim / 16; ++n) {
+    const uint32_t place = (at ^ (n % 4 * 32)) + n / 4 * uint32_t{sizeof(Panel)};
+    uint32_t word[2][4];
+#pragma unroll
+    for (int b = 0; b < 2; ++b) LoadMatrices(place + b * 16 * kPanelRowBytes, word[b]);
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      ScaleBlock<X>(word[b], factors[b]);
+      StoreMatrices(place + b * 16 * kPanelRowBytes, word[b][0], word[b][1], word[b][2],
+                    word[b][3]);
+    }
+  }
+}
+
+// Zeros in the warp's rows past the sequence's end.
+__device__ inline void ClearRows(int first, int count, int lane, Panel (&panels)[2]) {
+  char* const panel = reinterpret_cast<char*>(panels[lane / 8 % 2]);
+  for (int row = (count > first ? count : first) + lane / 16; row < first + kConvRows; row += 2) {
+    *reinterpret_cast<uint4*>(panel + PanelOffset(row, lane % 8)) = make_uint4(0, 0, 0, 0);
+  }
+}
 
 }  // namespace gdn::cuda::chunk
 

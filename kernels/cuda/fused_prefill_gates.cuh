@@ -9,37 +9,45 @@
 namespace gdn::cuda::chunk {
 
 // The gates of a value head's chunk, by a warp; a lane has tokens lane and lane + 32.
+template <typename X>
 struct RawGates {
-  float a[2];
-  float b[2];
+  X a[2];
+  X b[2];
+};
+struct GateWeights {
   float dt_bias;
   float a_log;
 };
+__device__ inline GateWeights LoadGateWeights(const gdn_fused_decode_args& a, int head) {
+  return {a.dt_bias[head], a.a_log[head]};
+}
 template <typename X>
-__device__ inline RawGates LoadGates(const gdn_fused_decode_args& a, const SlotChunk& chunk,
-                                     int head, int lane) {
-  RawGates raw;
-  raw.dt_bias = a.dt_bias[head];
-  raw.a_log = a.a_log[head];
+__device__ inline RawGates<X> LoadGates(const gdn_fused_decode_args& a, const SlotChunk& chunk,
+                                        int head, int lane) {
+  RawGates<X> raw = {};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int i = lane + 32 * half;
     const X* const line = static_cast<const X*>(a.x) + (chunk.begin + i) * a.x_token_stride + head;
-    raw.a[half] = i < chunk.count ? Widen(line[a.a_offset]) : 0.0f;
-    raw.b[half] = i < chunk.count ? Widen(line[a.b_offset]) : 0.0f;
+    if (i < chunk.count) {
+      raw.a[half] = line[a.a_offset];
+      raw.b[half] = line[a.b_offset];
+    }
   }
   return raw;
 }
-__device__ inline void FormGates(const RawGates& raw, float beta_scale, float scale, int count,
-                                 int lane, InScalars* to) {
+template <typename X>
+__device__ inline void FormGates(const RawGates<X>& raw, const GateWeights& weights,
+                                 float beta_scale, float scale, int count, int lane,
+                                 InScalars* to) {
   float g[2];
   float beta[2];
-  const float size = -expf(raw.a_log);
+  const float size = -expf(weights.a_log);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const bool inside = lane + 32 * half < count;
-    g[half] = inside ? size * FastSoftplus(raw.a[half] + raw.dt_bias) : 0.0f;
-    beta[half] = inside ? beta_scale * FastSigmoid(raw.b[half]) : 0.0f;
+    g[half] = inside ? size * FastSoftplus(Widen(raw.a[half]) + weights.dt_bias) : 0.0f;
+    beta[half] = inside ? beta_scale * FastSigmoid(Widen(raw.b[half])) : 0.0f;
   }
   float prefix[2];
   const float end = PrefixSums(g, lane, prefix);
@@ -50,6 +58,8 @@ __device__ inline void FormGates(const RawGates& raw, float beta_scale, float sc
     to->walk.query[i] = scale * decay;
     to->walk.remembered[i] = __float2half_rn(beta[half] * decay);
     to->walk.to_end[i] = __float2half_rn(DecayBetween(end, prefix[half]));
+    const float block_end = __shfl_sync(kFullMask, prefix[half], lane | 15);
+    to->to_block_end[i] = __float2half_rn(DecayBetween(block_end, prefix[half]));
     to->beta[i] = beta[half];
     to->log_decay[i] = prefix[half];
   }

@@ -1,12 +1,18 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/fused_prefill.h"
 #include "kernels/cuda/fused_prefill_conv.cuh"
 #include "kernels/cuda/fused_prefill_gates.cuh"
 #include "kernels/cuda/fused_prefill_matrices.cuh"
 #include "kernels/cuda/fused_prefill_stream.cuh"
+#include "kernels/cuda/tensor_copy.cuh"
+#include "kernels/cuda/tensor_map.h"
 
 // The way into the chunks. An item is a chunk of a key head, with all that its value heads need of
-// it, or of the values of two value heads. A warpgroup works on one. Four share a multiprocessor,
+// it, or of the values of two value heads. A warpgroup works on one. Five share a multiprocessor,
 // so that some compute while others wait for memory.
 
 namespace gdn::cuda {
@@ -15,10 +21,11 @@ namespace {
 using namespace chunk;  // NOLINT(build/namespaces)
 
 constexpr char kOp[] = "fused_prefill";
-constexpr int kBlocks = 4;       // Of a multiprocessor.
-constexpr int kSharedHeads = 4;  // Value heads whose gates are formed at once, a warp each.
+constexpr int kBlocks = 5;       // Of a multiprocessor.
+constexpr int kSharedHeads = 2;  // Value heads whose gates are formed at once, a warp each.
 
 struct InParams {
+  CUtensorMap x;  // Tiles of the size of a panel.
   gdn_fused_prefill_args args;
   Checkpoints checkpoints;
   float scale;
@@ -34,81 +41,108 @@ struct InParams {
 };
 
 struct alignas(1024) InShared {
-  Keys keys;  // Of value head r then T in k[r % 2] and P in q[r % 2].
-  Solve solve;
-  InScalars scalars[kSharedHeads];
+  Panel panels[2][2];  // Of two heads: a key's and its query's, or two of values.
+  union {
+    struct {
+      Filters filters;
+      RowsBefore before[kGroup / 32];
+      float betas[2][kChunk];  // Of values.
+    } conv;
+    struct {
+      PackedSystem system;
+      InScalars scalars[kSharedHeads];
+    } solve;
+  };
+  ArrivalBarrier loaded;  // A phase an item.
+  // T and P of value head r of a key head, once the keys are stored.
+  __device__ Triangle (&Mix(int r))[2] { return reinterpret_cast<Triangle(&)[2]>(panels[r % 2]); }
 };
 
 // The warpgroup that works on an item.
 struct Group {
   int index;  // In the block.
   int thread;
+  __device__ int Lane() const { return thread & 31; }
+  __device__ int Warp() const { return thread >> 5 & 3; }
   __device__ void Sync() const { NamedBarrier(1 + index, kGroup); }
 };
 
-// What half warps convolve: q by the lower and k by the upper half of each warp, or the
-// values of two heads, of which the second may not be there.
+// What a warp convolves: a key or its query, or the values of one of two heads, of which the second
+// may not be there.
 template <typename X>
-__device__ inline Columns<X> ColumnsOf(const InParams& p, int part, int lane) {
+__device__ inline Columns<X> ColumnsOf(const InParams& p, int part, int second) {
   const gdn_fused_decode_args& a = p.args.layer;
   const int keys = static_cast<int>(a.key_heads);
-  const int second = lane / 16;
-  const int column = lane % 16 * kVectorElements;
   const X* const x = static_cast<const X*>(a.x);
-  Columns<X> at;
-  at.exist = true;
   if (part < keys) {
-    at.x = x + (second != 0 ? a.k_offset : a.q_offset) + part * kDim + column;
-    at.channel = (second * a.key_heads + part) * kDim + column;
-  } else {
-    int head = 2 * (part - keys) + second;
-    at.exist = head < a.value_heads;
-    if (!at.exist) head = 0;
-    at.x = x + a.v_offset + head * kDim + column;
-    at.channel = (2 * a.key_heads + head) * kDim + column;
+    const int channel = ((1 - second) * keys + part) * kDim;
+    return {x + (second == 0 ? a.k_offset : a.q_offset) + part * kDim, channel, true};
   }
-  return at;
+  const int head = 2 * (part - keys) + second;
+  const bool exists = head < a.value_heads;
+  const int from = exists ? head : head - 1;
+  return {x + a.v_offset + from * kDim, (2 * keys + from) * kDim, exists};
 }
 
-// The panel of the lane's columns: first inputs, then outputs.
-__device__ inline char* PanelOf(InShared& shared, bool is_key, int lane) {
-  const int panel = lane / 8;
-  // Queries are convolved first, and lie behind the keys.
-  return reinterpret_cast<char*>(&shared.keys) +
-         (is_key ? panel ^ 2 : panel) * int64_t{kPanelElements * 2};
+// Starts loading an item's inputs, by one thread. Rows of later sequences and of none arrive too,
+// and are not used.
+__device__ inline void StartLoad(const InParams& p, const SlotChunk& chunk, int part,
+                                 InShared& shared) {
+  const gdn_fused_decode_args& a = p.args.layer;
+  const int keys = static_cast<int>(a.key_heads);
+  int column[2];
+  if (part < keys) {
+    column[0] = static_cast<int>(a.k_offset) + part * kDim;
+    column[1] = static_cast<int>(a.q_offset) + part * kDim;
+  } else {
+    const int head = 2 * (part - keys);
+    column[0] = static_cast<int>(a.v_offset) + head * kDim;
+    column[1] = head + 1 < a.value_heads ? column[0] + kDim : column[0];
+  }
+  shared.loaded.ArriveExpecting(chunk.count > 0 ? sizeof(shared.panels) : 0);
+  if (chunk.count == 0) return;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    TensorLoad(&shared.panels[i / 2][i % 2], p.x, column[i / 2] + i % 2 * kPanelColumns,
+               static_cast<int>(chunk.begin), &shared.loaded);
+  }
 }
 
-// A key head and its value heads.
+// What an item takes of the gates: of a key head those of its first value heads, a warp each; of
+// two heads of values a write strength a thread.
 template <typename X>
-__device__ inline void DoKeys(const InParams& p, const SlotChunk& chunk, int64_t slot, int key_head,
-                              const Columns<X>& columns, const Filter& filter, InShared& shared,
-                              const Group& group) {
+__device__ inline RawGates<X> LoadItemGates(const InParams& p, const SlotChunk& chunk, bool is_key,
+                                            int head, const Group& group) {
+  const gdn_fused_decode_args& a = p.args.layer;
+  if (is_key) {
+    return group.Warp() < min(kSharedHeads, p.ratio)
+               ? LoadGates<X>(a, chunk, head + group.Warp(), group.Lane())
+               : RawGates<X>{};
+  }
+  RawGates<X> raw = {};
+  const int token = group.thread % kChunk;
+  head += group.thread / kChunk;
+  if (head < a.value_heads && token < chunk.count) {
+    const X* const line = static_cast<const X*>(a.x) + (chunk.begin + token) * a.x_token_stride;
+    raw.b[0] = line[a.b_offset + head];
+  }
+  return raw;
+}
+
+// The matrices of a key head's value heads, once the keys are there and being stored.
+template <typename X>
+__device__ inline void DoMatrices(const InParams& p, const SlotChunk& chunk, int64_t slot,
+                                  int key_head, InShared& shared, const Group& group) {
 #ifdef GDN_WGMMA
   const gdn_fused_decode_args& a = p.args.layer;
   const int thread = group.thread;
-  const int lane = thread % 32;
-  const int warp = thread / 32;
-  Keys& keys = shared.keys;
+  const int lane = group.Lane();
+  const int warp = group.Warp();
   const int first_head = key_head * p.ratio;
-  RawGates raw = {};
-  if (warp < p.ratio) raw = LoadGates<X>(a, chunk, first_head + warp, lane);
-  Past<X> past;
-  LoadPast(a, chunk, columns, warp, past);
-  if (chunk.count == 0) return;  // Of an empty sequence nothing but its convolution state.
-  if (warp < p.ratio) {
-    FormGates(raw, a.beta_scale, p.scale, chunk.count, lane, &shared.scalars[warp]);
-  }
-  Convolve<X>(chunk, filter, past, warp, lane % 8, PanelOf(shared, true, lane), UnitNorm());
-  FenceForBulk();
-  group.Sync();
-  if (thread == 0) {
-    BulkStore(p.keys + (slot * a.key_heads + key_head) * int64_t{sizeof(Keys)}, &keys,
-              sizeof(Keys));
-  }
   uint32_t kk[16];
   uint32_t qk[16];
-  Grams(keys, p.scale, kk, qk);
-  const uint32_t system = SharedAddress(shared.solve.system);
+  Grams(shared.panels[0], shared.panels[1], p.scale, kk, qk);
+  PackedSystem& system = shared.solve.system;
 #pragma unroll 1
   for (int r = 0; r < p.ratio; ++r) {
     // The tiles of this head: free once the keys, or the head before the last, are stored.
@@ -116,28 +150,30 @@ __device__ inline void DoKeys(const InParams& p, const SlotChunk& chunk, int64_t
       if (r == 0) {
         WaitForBulkReads<0>();
       } else {
-        WaitForBulkReads<3>();
+        WaitForBulkReads<2>();
       }
     }
     group.Sync();
     if (r > 0 && r % kSharedHeads == 0) {
       if (thread == 0) WaitForBulkReads<0>();
       group.Sync();
-      if (r + warp < p.ratio) {
-        raw = LoadGates<X>(a, chunk, first_head + r + warp, lane);
-        FormGates(raw, a.beta_scale, p.scale, chunk.count, lane, &shared.scalars[warp]);
+      if (warp < kSharedHeads && r + warp < p.ratio) {
+        const int head = first_head + r + warp;
+        const RawGates<X> raw = LoadGates<X>(a, chunk, head, lane);
+        FormGates(raw, LoadGateWeights(a, head), a.beta_scale, p.scale, chunk.count, lane,
+                  &shared.solve.scalars[warp]);
       }
       group.Sync();
     }
     // Keeps the compiler from widening them outside of the loop, for which there is no room.
 #pragma unroll
     for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(kk[i]), "+r"(qk[i]));
-    const uint32_t t = SharedAddress(keys.k[r % 2]);
-    const InScalars& scalars = shared.scalars[r % kSharedHeads];
-    FormMatrices(scalars, shared.solve, SharedAddress(keys.q[r % 2]), warp, lane, kk, qk);
-    ClearAbove(t, warp, lane);
+    const Triangle(&mix)[2] = shared.Mix(r);
+    const TriangleTile t = {SharedAddress(&mix[0])};
+    const InScalars& scalars = shared.solve.scalars[r % kSharedHeads];
+    FormMatrices(scalars, system, t, {SharedAddress(&mix[1])}, warp, lane, kk, qk);
     __syncwarp();
-    InvertDiagonal(shared.solve.diagonal[warp], t, warp, lane);
+    InvertDiagonal(system.diagonal[warp], t, warp, lane);
     group.Sync();
     MergeSixteens(system, t, warp, lane);
     group.Sync();
@@ -146,103 +182,120 @@ __device__ inline void DoKeys(const InParams& p, const SlotChunk& chunk, int64_t
     group.Sync();
     if (thread == 0) {
       const int64_t at = slot * a.value_heads + first_head + r;
-      char* const mix = p.mixes + at * int64_t{sizeof(Mix)};
-      BulkStore(mix + offsetof(Mix, t), keys.k[r % 2], sizeof(Mix::t));
-      BulkStore(mix + offsetof(Mix, p), keys.q[r % 2], sizeof(Mix::p));
+      BulkStore(p.mixes + at * int64_t{sizeof(mix)}, mix, sizeof(mix));
       BulkStore(p.scalars + at * int64_t{sizeof(WalkScalars)}, &scalars.walk, sizeof(WalkScalars));
     }
   }
-  if (thread == 0) WaitForBulkReads<0>();
 #endif
-}
-
-// The values of two heads.
-template <typename X>
-__device__ inline void DoValues(const InParams& p, const SlotChunk& chunk, int64_t slot, int pair,
-                                const Columns<X>& columns, const Filter& filter, InShared& shared,
-                                const Group& group) {
-  const gdn_fused_decode_args& a = p.args.layer;
-  const int thread = group.thread;
-  const int lane = thread % 32;
-  const int warp = thread / 32;
-  float(&betas)[2][kChunk] = reinterpret_cast<float(&)[2][kChunk]>(shared.scalars);
-  const int gate_head = 2 * pair + thread / kChunk;
-  const int token = thread % kChunk;
-  float raw = 0.0f;
-  if (gate_head < a.value_heads && token < chunk.count) {
-    const X* const line = static_cast<const X*>(a.x) + (chunk.begin + token) * a.x_token_stride;
-    raw = Widen(line[a.b_offset + gate_head]);
-  }
-  Past<X> past;
-  LoadPast(a, chunk, columns, warp, past);
-  if (chunk.count == 0) return;
-  betas[thread / kChunk][token] = a.beta_scale * FastSigmoid(raw);
-  group.Sync();
-  Convolve<X>(chunk, filter, past, warp, lane % 8, PanelOf(shared, false, lane),
-              [&](int row, const Channels(&y)[kConvRound], uint4(&words)[kConvRound]) {
-#pragma unroll
-                for (int r = 0; r < kConvRound; ++r) {
-                  words[r] = Scaled(y[r], betas[lane / 16][row + r]);
-                }
-              });
-  FenceForBulk();
-  group.Sync();
-  if (thread == 0) {
-    const int heads = 2 * pair + 1 < a.value_heads ? 2 : 1;
-    BulkStore(p.values + (slot * a.value_heads + 2 * pair) * kValueTileBytes, &shared.keys,
-              static_cast<uint32_t>(heads * kValueTileBytes));
-    WaitForBulkReads<0>();
-  }
 }
 
 // What does not depend on a chunk is loaded before the chunk is known; find(&slot, &chunk) may wait
 // for memory, and says no where there is none.
 template <typename X, typename Find>
-__device__ inline void DoItem(const InParams& p, int part, const Find& find, InShared& shared,
-                              const Group& group) {
+__device__ inline void DoItem(const InParams& p, int part, const Find& find, uint32_t phase,
+                              InShared& shared, const Group& group) {
   const gdn_fused_decode_args& a = p.args.layer;
-  const Columns<X> columns = ColumnsOf<X>(p, part, group.thread % 32);
-  Filter filter;
-  LoadFilter(a, columns.channel, filter);
+  const int lane = group.Lane();
+  const int warp = group.Warp();
+  const int first = warp % 2 * kConvRows;
+  const Columns<X> columns = ColumnsOf<X>(p, part, warp / 2);
+  Panel(&panels)[2] = shared.panels[warp / 2];
+  RowsBefore& before = shared.conv.before[warp];
+  const RawFilter filter = LoadFilter(a, columns.channel, group.thread);
   int64_t slot;
   SlotChunk chunk;
   if (!find(&slot, &chunk)) return;
-  const int lane = group.thread % 32;
-  FetchInputs(a, chunk, columns, group.thread / 32, lane % 8,
-              SharedAddress(PanelOf(shared, part < a.key_heads, lane)));
-  if (a.read_index[chunk.sequence] < 0 || a.write_index[chunk.sequence] < 0) {
-    WaitForCopies<0>();
-    return;
+  if (group.thread == 0) StartLoad(p, chunk, part, shared);
+  const bool is_key = part < a.key_heads;
+  const int value_head = is_key ? part * p.ratio : 2 * (part - static_cast<int>(a.key_heads));
+  const RawGates<X> raw = LoadItemGates<X>(p, chunk, is_key, value_head, group);
+  // The inputs before the warp's first, by half a warp.
+  const Columns<X> at = columns.From(lane % 16 * kVectorElements);
+  uint4 past[kPast];
+  if (lane < 16 && chunk.first + first > 0 && first < chunk.count) {
+    LoadPast(a, at, chunk.begin + first, past);
   }
-  if (p.checkpoints.every != 0 && group.thread < 32 && columns.exist && chunk.count == kChunk) {
-    const int64_t to = p.checkpoints.SlotAfter(chunk.sequence, chunk.first / kChunk + 1);
-    if (to >= 0) StoreCheckpoint(a, chunk, columns, to);
+  FormFilter<X>(filter, group.thread, &shared.conv.filters);
+  const bool padding = a.read_index[chunk.sequence] < 0 || a.write_index[chunk.sequence] < 0;
+  if (padding || chunk.count == 0) {
+    group.Sync();
+    shared.loaded.Wait(phase);
+    if (padding) return;
   }
-  if (part < a.key_heads) {
-    DoKeys<X>(p, chunk, slot, part, columns, filter, shared, group);
+  if (lane < 16 && first == 0) {
+    if (chunk.first == 0) {
+      Past<X> old;
+#pragma unroll
+      for (Vector<X>& entry : old) entry = Vector<X>{};
+      if (at.exist) CarryState(a, chunk, at, old);
+      memcpy(past, old, sizeof(past));
+    }
+    if (p.checkpoints.every != 0 && at.exist && chunk.count == kChunk) {
+      const int64_t to = p.checkpoints.SlotAfter(chunk.sequence, chunk.first / kChunk + 1);
+      if (to >= 0) StoreCheckpoint(a, chunk, at, to);
+    }
+  }
+  if (chunk.count == 0) return;  // Of an empty sequence nothing but its convolution state.
+  if (lane < 16) StorePast(past, lane, before);
+  if (!is_key) {
+    shared.conv.betas[group.thread / kChunk][group.thread % kChunk] =
+        a.beta_scale * FastSigmoid(Widen(raw.b[0]));
+  }
+  group.Sync();
+  shared.loaded.Wait(phase);
+  Factors factors;
+  const bool forms_gates = is_key && warp < min(kSharedHeads, p.ratio);
+  GateWeights gate_weights = {};
+  if (is_key) {
+    Convolve<X, false>(shared.conv.filters, before, warp / 2, first, lane, panels, factors);
+    if (forms_gates) gate_weights = LoadGateWeights(a, value_head + warp);
+    ScaleRows<X>(factors, first, lane, panels);
   } else {
-    DoValues<X>(p, chunk, slot, part - static_cast<int>(a.key_heads), columns, filter, shared,
-                group);
+    RowFactors(&shared.conv.betas[warp / 2][first], lane, factors);
+    Convolve<X, true>(shared.conv.filters, before, warp / 2, first, lane, panels, factors);
   }
+  if (first + kConvRows > chunk.count) {
+    __syncwarp();
+    ClearRows(first, chunk.count, lane, panels);
+  }
+  FenceForBulk();
+  group.Sync();
+  if (is_key) {
+    if (group.thread == 0) {
+      BulkStore(p.keys + (slot * a.key_heads + part) * int64_t{sizeof(Keys)}, shared.panels,
+                sizeof(Keys));
+    }
+    if (forms_gates) {
+      FormGates(raw, gate_weights, a.beta_scale, p.scale, chunk.count, lane,
+                &shared.solve.scalars[warp]);
+    }
+    DoMatrices<X>(p, chunk, slot, part, shared, group);
+  } else if (group.thread == 0) {
+    const int heads = value_head + 1 < a.value_heads ? 2 : 1;
+    BulkStore(p.values + (slot * a.value_heads + value_head) * kValueTileBytes, shared.panels,
+              static_cast<uint32_t>(heads * kValueTileBytes));
+  }
+  if (group.thread == 0) WaitForBulkReads<0>();
 }
 
-__device__ inline InShared& SharedOf(char* raw, int group) {
-  const uint32_t past = SharedAddress(raw) % alignof(InShared);
-  return reinterpret_cast<InShared*>(raw + (alignof(InShared) - past) % alignof(InShared))[group];
-}
-
-// An item a block.
+// An item a block: its part, and its slot in two coordinates.
+constexpr unsigned kMostSlots = 65535;
 template <typename X>
 __global__ void __launch_bounds__(kGroup, kBlocks) InKernel(const __grid_constant__ InParams p) {
   AllowNextKernel();
-  extern __shared__ char raw[];
+  extern __shared__ __align__(1024) char raw[];
   const Group group = {0, static_cast<int>(threadIdx.x)};
-  const int part = static_cast<int>(blockIdx.x % static_cast<unsigned>(p.parts));
   const auto find = [&](int64_t* slot, SlotChunk* chunk) {
-    *slot = blockIdx.x / static_cast<unsigned>(p.parts);
+    *slot = blockIdx.y + int64_t{kMostSlots} * blockIdx.z;
     return ChunkOfSlot(p.args.cu_seqlens, p.args.layer.rows, *slot, chunk);
   };
-  DoItem<X>(p, part, find, SharedOf(raw, 0), group);
+  InShared& shared = *reinterpret_cast<InShared*>(raw);
+  if (threadIdx.x == 0) {
+    if (p.args.tokens > 0) PrefetchTensorMap(p.x);
+    shared.loaded.Init();
+    ArrivalBarrier::FenceInit();
+  }
+  DoItem<X>(p, static_cast<int>(blockIdx.x), find, 0, shared, group);
 }
 
 // What a warpgroup of such blocks works on.
@@ -264,18 +317,20 @@ template <typename X>
 __global__ void __launch_bounds__(kBlocks* kGroup, 1)
     StreamKernel(const __grid_constant__ InParams p) {
   AllowNextKernel();
-  extern __shared__ char raw[];
+  extern __shared__ __align__(1024) char raw[];
   __shared__ Item items[2][kBlocks];
   __shared__ ChunkOrder orders[kBlocks];
   const int thread = static_cast<int>(threadIdx.x);
   const Group group = {thread / kGroup, thread % kGroup};
-  InShared& shared = SharedOf(raw, group.index);
+  InShared& shared = reinterpret_cast<InShared*>(raw)[group.index];
   if (group.thread == 0) {
+    shared.loaded.Init();
+    ArrivalBarrier::FenceInit();
     orders[group.index].Init(p.args.cu_seqlens, static_cast<int>(p.args.layer.rows));
     FindItem(p, atomicAdd(p.ticket, 1u), &orders[group.index], &items[0][group.index]);
   }
   group.Sync();
-  for (int turn = 0;; turn ^= 1) {
+  for (uint32_t turn = 0;; turn ^= 1) {
     const Item& item = items[turn][group.index];
     if (!item.exists) return;
     uint32_t next = 0;
@@ -285,7 +340,8 @@ __global__ void __launch_bounds__(kBlocks* kGroup, 1)
       *chunk = item.chunk;
       return true;
     };
-    DoItem<X>(p, item.part, find, shared, group);
+    // What depends on the thread is computed anew: there is no room to keep it.
+    DoItem<X>(p, item.part, find, turn, shared, {group.index, Opaque(group.thread)});
     if (group.thread == 0) {
       FindItem(p, next, &orders[group.index], &items[turn ^ 1][group.index]);
     }
@@ -298,10 +354,10 @@ __global__ void __launch_bounds__(kBlocks* kGroup, 1)
 }
 
 template <typename X>
-gdn_status Launch(const gdn_exec& exec, const InParams& p, int64_t items, int stream_blocks) {
-  constexpr size_t kBytes = sizeof(InShared) + alignof(InShared);
+gdn_status Launch(const gdn_exec& exec, const InParams& p, int64_t slots, int stream_blocks) {
+  constexpr size_t kBytes = sizeof(InShared);
   if (stream_blocks > 0) {
-    constexpr size_t kStreamBytes = kBlocks * sizeof(InShared) + alignof(InShared);
+    constexpr size_t kStreamBytes = kBlocks * sizeof(InShared);
     const cudaError_t error = AllowSharedMemory<StreamKernel<X>>(kStreamBytes, false);
     if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
     StreamKernel<X>
@@ -310,7 +366,10 @@ gdn_status Launch(const gdn_exec& exec, const InParams& p, int64_t items, int st
   }
   const cudaError_t error = AllowSharedMemory<InKernel<X>>(kBytes, false);
   if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
-  InKernel<X><<<static_cast<unsigned>(items), kGroup, kBytes, Stream(exec)>>>(p);
+  const auto rows = static_cast<unsigned>(slots < kMostSlots ? slots : kMostSlots);
+  const dim3 grid(static_cast<unsigned>(p.parts), rows,
+                  static_cast<unsigned>((slots + kMostSlots - 1) / kMostSlots));
+  InKernel<X><<<grid, kGroup, kBytes, Stream(exec)>>>(p);
   return CheckLaunch(kOp);
 }
 
@@ -319,7 +378,7 @@ gdn_status Launch(const gdn_exec& exec, const InParams& p, int64_t items, int st
 gdn_status LaunchWayIn(const gdn_exec& exec, const gdn_fused_prefill_args& args,
                        const PreparedChunks& chunks, const PrefillPlan& plan) {
   const gdn_fused_decode_args& a = args.layer;
-  InParams p;
+  InParams p{};
   p.args = args;
   p.checkpoints = CheckpointsOf(args);
   p.scale = OutputScale(a.scale);
@@ -329,7 +388,8 @@ gdn_status LaunchWayIn(const gdn_exec& exec, const gdn_fused_prefill_args& args,
   p.values = static_cast<char*>(chunks.values);
   p.mixes = static_cast<char*>(chunks.mixes);
   p.scalars = static_cast<char*>(chunks.scalars);
-  const int64_t items = ChunkSlots(args.tokens, a.rows) * p.parts;
+  const int64_t slots = ChunkSlots(args.tokens, a.rows);
+  const int64_t items = slots * p.parts;
   p.ready = chunks.ready;
   p.ticket = chunks.ready + items;
   if (plan.stream_blocks > 0) {
@@ -337,8 +397,18 @@ gdn_status LaunchWayIn(const gdn_exec& exec, const gdn_fused_prefill_args& args,
     const cudaError_t error = cudaMemsetAsync(chunks.ready, 0, bytes, Stream(exec));
     if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   }
-  return a.dtype == GDN_BF16 ? Launch<Bf16>(exec, p, items, plan.stream_blocks)
-                             : Launch<F16>(exec, p, items, plan.stream_blocks);
+  if (args.tokens > 0) {
+    const int64_t columns =
+        std::max({a.q_offset + a.key_heads * kDim, a.k_offset + a.key_heads * kDim,
+                  a.v_offset + a.value_heads * kDim});
+    cudaError_t error = PrepareTensorMaps();
+    if (error == cudaSuccess) {
+      error = EncodeRowsMap(a.dtype, a.x, columns, args.tokens, a.x_token_stride, kChunk, &p.x);
+    }
+    if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
+  }
+  return a.dtype == GDN_BF16 ? Launch<Bf16>(exec, p, slots, plan.stream_blocks)
+                             : Launch<F16>(exec, p, slots, plan.stream_blocks);
 }
 
 }  // namespace gdn::cuda

@@ -3,6 +3,9 @@
 #ifndef KERNELS_CUDA_FUSED_PREFILL_MATH_CUH_
 #define KERNELS_CUDA_FUSED_PREFILL_MATH_CUH_
 
+#include <cstdint>
+#include <type_traits>
+
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/sigmoid.cuh"
 
@@ -11,6 +14,13 @@ namespace gdn::cuda::chunk {
 __device__ inline float FastSigmoid(float x) {
   float power;
   return cuda::FastSigmoid(x, &power);
+}
+
+// silu(2 h) = h (1 + tanh(h)): one call of the special function unit.
+__device__ inline float SiluOfTwice(float h) {
+  float tanh;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(tanh) : "f"(h));
+  return fmaf(h, tanh, h);
 }
 
 // softplus(x) = ln(1 + e^x) within some 2e-5 of itself, e^x where that is small.
@@ -33,6 +43,16 @@ __device__ inline void RoundPair(float* values) {
   const float2 rounded = UnpackPair<X>(PackPair<X>(values[0], values[1]));
   values[0] = rounded.x;
   values[1] = rounded.y;
+}
+
+// UnpackPair in two instructions also for BF16.
+template <typename X>
+__device__ inline float2 WidenPair(uint32_t word) {
+  if constexpr (std::is_same_v<X, Bf16>) {
+    return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
+  } else {
+    return UnpackPair<X>(word);
+  }
 }
 
 }  // namespace gdn::cuda::chunk

@@ -30,6 +30,7 @@ __global__ void __launch_bounds__(kThreads<kStates>, 1)
   auto& shared = *reinterpret_cast<WalkShared<kStates>*>(
       raw + (kSharedAlignment - SharedAddress(raw) % kSharedAlignment) % kSharedAlignment);
   if (threadIdx.x == 0) shared.Init();
+  shared.ClearTriangles();
   if constexpr (kStates == 1) {
     // The other block sends to this one's barriers.
     ClusterArrive();

@@ -38,7 +38,8 @@ constexpr uint32_t kOutputBytes = kChunk * kOutputRow * 4;
 template <int kStates>
 struct WalkSlot {
   uint16_t k[2][kPanelElements];
-  Mix mix;
+  PaddedTriangle t;
+  PaddedTriangle p;
   uint16_t q[2][kPanelElements];
   uint16_t values[kStates][kPanelElements];
   static_assert(sizeof(q) == kOutputBytes);
@@ -67,6 +68,17 @@ struct WalkShared {
   ArrivalBarrier keys_done[kSlots];  // state -> load, output -> load: the slot's part is free.
   ArrivalBarrier rest_done[kSlots];
 
+  // By all threads: the zeros of the triangles.
+  __device__ void ClearTriangles() {
+    for (WalkSlot<kStates>& slot : slots) {
+      for (PaddedTriangle* triangle : {&slot.t, &slot.p}) {
+        auto* const words = reinterpret_cast<uint32_t*>(triangle->zeros);
+        for (unsigned i = threadIdx.x; i < sizeof(triangle->zeros) / 4; i += blockDim.x)
+          words[i] = 0;
+      }
+    }
+    FenceForBulk();
+  }
   __device__ void Init() {
     constexpr int kWarps = kStates * kGroup / 32;
     for (int i = 0; i < kSlots; ++i) {
@@ -105,7 +117,7 @@ struct ChunkParts {
     const int64_t value_head = chunk * p.args.value_heads + at.head;
     keys = p.keys + (chunk * p.args.key_heads + at.head / p.ratio) * int64_t{sizeof(Keys)};
     values = p.values + value_head * kValueTileBytes + at.part * int64_t{kValueBytes};
-    mix = p.mixes + value_head * int64_t{sizeof(Mix)};
+    mix = p.mixes + value_head * int64_t{2 * sizeof(Triangle)};
     scalars = p.scalars + value_head * int64_t{sizeof(WalkScalars)};
   }
   const char* keys;
@@ -155,10 +167,11 @@ __device__ inline void LoadRole(const WalkParams& p, WalkShared<kStates>& shared
     WalkSlot<kStates>& slot = shared.slots[n % kSlots];
     if (n >= kSlots) WaitFor(shared.keys_done, n - kSlots);
     ArrivalBarrier* loaded = &shared.keys_loaded[n % kSlots];
-    loaded->ArriveExpecting(Chunk::kKeyBytes + sizeof(Mix) + sizeof(WalkScalars));
+    loaded->ArriveExpecting(Chunk::kKeyBytes + 2 * sizeof(Triangle) + sizeof(WalkScalars));
     BulkLoad(slot.k, chunk.keys + offsetof(Keys, k), Chunk::kKeyBytes, loaded);
     BulkLoad(&shared.scalars[n % kSlots], chunk.scalars, sizeof(WalkScalars), loaded);
-    BulkLoad(&slot.mix, chunk.mix, sizeof(Mix), loaded);
+    BulkLoad(&slot.t.triangle, chunk.mix, sizeof(Triangle), loaded);
+    BulkLoad(&slot.p.triangle, chunk.mix + sizeof(Triangle), sizeof(Triangle), loaded);
     if (n >= kSlots) WaitFor(shared.rest_done, n - kSlots);
     loaded = &shared.rest_loaded[n % kSlots];
     loaded->ArriveExpecting(Chunk::kKeyBytes + Chunk::kValueBytes);

@@ -134,9 +134,8 @@ class WalkState {
         }
       }
       ProductFence();
-      const uint64_t t_panel = PanelDescriptor(SharedAddress(slot.mix.t));
 #pragma unroll
-      for (int i = 0; i < 4; ++i) ProductN64(d, r[i], t_panel + i * kNextColumns, i > 0);
+      for (int i = 0; i < 4; ++i) ProductN64(d, r[i], slot.t.Columns(i), i > 0);
       CommitProducts();
       const float decay = scalars.end;
 #pragma unroll
@@ -175,9 +174,8 @@ class WalkState {
         o[4 * t + 3] *= query.y;
       }
       ProductFence();
-      const uint64_t p_panel = PanelDescriptor(SharedAddress(slot.mix.p));
 #pragma unroll
-      for (int i = 0; i < 4; ++i) ProductN64(o, r[i], p_panel + i * kNextColumns, true);
+      for (int i = 0; i < 4; ++i) ProductN64(o, r[i], slot.p.Columns(i), true);
       CommitProducts();
       WaitForProducts<1>();
       Pin(s);
