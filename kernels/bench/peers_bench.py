@@ -343,6 +343,7 @@ def main():
         compile_part(part, options)
         return
     begin = time.monotonic()
+    library = Library(options.library, "cuda")
     tables = options.tables.split(",")
     if options.processes:
         shares = {"prefill": 0.4, "training": 0.6}
@@ -352,14 +353,13 @@ def main():
              if part in tables or part == "training" and "norm" in tables}, options.processes)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, compiled in "
           f"{time.monotonic() - begin:.0f} s", flush=True)
-    library = Library(options.library, "cuda")
-    for name, table, cases in (("prefill", prefill_table, options.prefill),
+    for name, table, cases in (("norm", norm_table, options.norm),
                                ("training", training_table, options.training),
-                               ("norm", norm_table, options.norm)):
+                               ("prefill", prefill_table, options.prefill)):
         if name in tables:
             table(library, cases, options.replays)
+            print(f"({time.monotonic() - begin:.0f} s)", flush=True)
             torch.cuda.empty_cache()
-    print(f"\n{time.monotonic() - begin:.0f} s in all")
 
 
 if __name__ == "__main__":
