@@ -21,7 +21,7 @@ int64_t PartialRows(const gdn_gated_rms_norm_input& in) {
   }
   constexpr int64_t kWanted = 1024;
   constexpr int64_t kMaxPartials = 16384;
-  const int64_t most = (rows > 512 * kWanted ? 128 : 64) * 128 / in.dim;
+  const int64_t most = std::max<int64_t>(64, (rows > 512 * kWanted ? 128 : 64) * 128 / in.dim);
   const int64_t each = std::max(std::min((rows + kWanted - 1) / kWanted, most),
                                 (rows + kMaxPartials - 1) / kMaxPartials);
   return std::max<int64_t>(1, (each + kStreams - 1) / kStreams) * kStreams;
@@ -47,18 +47,18 @@ cudaError_t LaunchKernel(const GatedBackward& p, int threads, void (*kernel)(Gat
   return LaunchMaybeEarly(early, grid, dim3(static_cast<unsigned>(threads)), 0, stream, kernel, p);
 }
 
-template <typename X, typename G, typename Unit, bool kSilu>
+template <typename X, typename G, typename Unit, bool kDense, bool kSilu>
 cudaError_t LaunchTuned(const GatedBackward& p, bool early, cudaStream_t stream) {
   const auto launch = [&](int threads, void (*kernel)(GatedBackward)) {
     return LaunchKernel(p, threads, kernel, early, stream);
   };
   switch (p.args.in.dim) {
     case 64:
-      return launch(kBackwardThreads<64>, BackwardRows<X, G, Unit, 64, kSilu>);
+      return launch(kBackwardThreads<64>, BackwardRows<X, G, Unit, kDense, 64, kSilu>);
     case 128:
-      return launch(kBackwardThreads<128>, BackwardRows<X, G, Unit, 128, kSilu>);
+      return launch(kBackwardThreads<128>, BackwardRows<X, G, Unit, kDense, 128, kSilu>);
     default:
-      return launch(kBackwardThreads<256>, BackwardRows<X, G, Unit, 256, kSilu>);
+      return launch(kBackwardThreads<256>, BackwardRows<X, G, Unit, kDense, 256, kSilu>);
   }
 }
 
@@ -66,9 +66,12 @@ template <typename X, typename G, bool kSilu>
 cudaError_t Launch(const GatedBackward& p, bool early, cudaStream_t stream) {
   if constexpr (sizeof(X) == 2) {
     const int unit = TunedUnit(p);
-    if (unit == 16) return LaunchTuned<X, G, uint4, kSilu>(p, early, stream);
-    if (unit == 8) return LaunchTuned<X, G, uint2, kSilu>(p, early, stream);
-    if (unit > 0) return LaunchTuned<X, G, uint16_t, kSilu>(p, early, stream);
+    if (unit == 16) {
+      return p.dense ? LaunchTuned<X, G, uint4, true, kSilu>(p, early, stream)
+                     : LaunchTuned<X, G, uint4, false, kSilu>(p, early, stream);
+    }
+    if (unit == 8) return LaunchTuned<X, G, uint2, false, kSilu>(p, early, stream);
+    if (unit > 0) return LaunchTuned<X, G, uint16_t, false, kSilu>(p, early, stream);
   }
   const auto launch = [&](int threads, void (*kernel)(GatedBackward)) {
     return LaunchKernel(p, threads, kernel, early, stream);
@@ -117,7 +120,7 @@ GatedBackward Describe(const gdn_exec& exec, const gdn_gated_rms_norm_backward_a
 }  // namespace
 
 size_t GatedRmsNormBackwardWorkspace(const gdn_gated_rms_norm_backward_args& args) {
-  return static_cast<size_t>(Partials(args.in) * args.in.dim) * sizeof(float);
+  return static_cast<size_t>(Partials(args.in) * TiledColumns(args.in.dim)) * sizeof(float);
 }
 
 gdn_status GatedRmsNormBackward(const gdn_exec& exec,
@@ -142,7 +145,8 @@ gdn_status GatedRmsNormBackward(const gdn_exec& exec,
                             args.dgamma,
                             args.in.gamma_dtype,
                             0,
-                            nullptr};
+                            nullptr,
+                            true};
   return LaunchPartialSums(kOp, sums, device, Stream(exec));
 }
 

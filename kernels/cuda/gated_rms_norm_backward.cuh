@@ -5,6 +5,7 @@
 #include "kernels/cuda/block_sum.cuh"
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/gated_rms_norm_rows.cuh"
+#include "kernels/cuda/partial_sums.cuh"
 
 namespace gdn::cuda {
 
@@ -18,23 +19,27 @@ struct GatedBackward {
   bool gamma_vectors;
   bool dx_vectors;
   bool dgate_vectors;
-  int64_t partial_rows;  // Rows of the input behind each partial row of dgamma.
-  float* partial;
+  int64_t partial_rows;  // Rows of the input behind each partial row of dgamma, a block's.
+  float* partial;        // In tiles.
 };
+
+__device__ inline float* PartialPlace(const GatedBackward& p, int64_t column) {
+  return p.partial + TiledPlace(gridDim.x, blockIdx.x, column);
+}
 
 // A partial row of dgamma is the sum of this many streams, one after the other; stream j takes
 // every 16th row from the j-th on. That order holds for both kernels of up to 256 elements.
 constexpr int kStreams = 16;
 constexpr int64_t kStreamsMaxDim = 256;
 
-template <int kThreads, int kStride>
-__device__ inline void StorePartial(const float* streams, int dim, float* to) {
-  for (int i = static_cast<int>(threadIdx.x); i < dim; i += kThreads) {
-    float sum = 0.0f;
+template <int kStride>
+__device__ inline void StorePartial(const GatedBackward& p, const float* streams, int dim) {
+  const int i = static_cast<int>(threadIdx.x);  // A block has more threads than a row elements.
+  if (i >= dim) return;
+  float sum = 0.0f;
 #pragma unroll
-    for (int j = 0; j < kStreams; ++j) sum += streams[j * kStride + i];
-    to[i] = sum;
-  }
+  for (int j = 0; j < kStreams; ++j) sum += streams[j * kStride + i];
+  *PartialPlace(p, i) = sum;
 }
 
 // Threads of a block for rows of kDim elements: kDim / 8 lanes a row.
@@ -42,13 +47,14 @@ template <int kDim>
 constexpr int kBackwardThreads = kDim / kVectorElements* kStreams;
 
 // Rows of kDim neighbouring elements, read by accesses of Unit; a block a partial row. 1024 threads
-// share a multiprocessor: the registers of more rows a thread would cost more than they hide.
-template <typename X, typename G, typename Unit, int kDim, bool kSilu>
+// share a multiprocessor: the registers of more rows a thread would cost more than they hide. Bound
+// by its instructions as much as by memory: dense inputs have instances of their own, whose rows
+// need one offset.
+template <typename X, typename G, typename Unit, bool kDense, int kDim, bool kSilu>
 __global__ void __launch_bounds__(kBackwardThreads<kDim>, 1024 / kBackwardThreads<kDim>)
     BackwardRows(const __grid_constant__ GatedBackward p) {
   constexpr int kLanes = kDim / kVectorElements;
-  constexpr int kThreads = kBackwardThreads<kDim>;
-  __shared__ float streams[kStreams * kDim];
+  __shared__ __align__(16) float streams[kStreams * kDim];
   const gdn_gated_rms_norm_backward_args& a = p.args;
   const int column = static_cast<int>(threadIdx.x) % kLanes * kVectorElements;
   const uint32_t stream = threadIdx.x / kLanes;
@@ -59,40 +65,42 @@ __global__ void __launch_bounds__(kBackwardThreads<kDim>, 1024 / kBackwardThread
   Floats8 weight;
   LoadWeight(a.in, p.gamma_vectors, column, weight);
   Floats8 dgamma = {};
+#pragma unroll 1
   for (uint32_t first = begin; first < end; first += kStreams) {
     // What a row too many gives is neither stored nor added.
     const bool counts = first + stream < end;
     const uint32_t row = counts ? first + stream : end - 1;
-    int64_t x0 = int64_t{row} * kDim;
-    int64_t gate0 = x0;
-    int64_t dy0 = x0;
-    if (!p.dense) {
+    const int64_t at = int64_t{row} * kDim + column;
+    int64_t x_at = at;
+    int64_t gate_at = at;
+    int64_t dy_at = at;
+    if constexpr (!kDense) {
       const RowIndex index = IndexOf(p.axes, row);
-      x0 = OffsetOf(a.in.x_strides, index);
-      gate0 = OffsetOf(a.in.gate_strides, index);
-      dy0 = OffsetOf(a.dy_strides, index);
+      x_at = OffsetOf(a.in.x_strides, index) + column;
+      gate_at = OffsetOf(a.in.gate_strides, index) + column;
+      dy_at = OffsetOf(a.dy_strides, index) + column;
     }
-    const Vector<X> x = LoadUnits<Unit>(static_cast<const X*>(a.in.x) + x0 + column);
-    const Vector<G> gate = LoadUnits<Unit>(static_cast<const G*>(a.in.gate) + gate0 + column);
-    const Vector<X> dy = LoadUnits<Unit>(static_cast<const X*>(a.dy) + dy0 + column);
+    const Vector<X> x = LoadUnits<Unit>(static_cast<const X*>(a.in.x) + x_at);
+    const Vector<G> gate = LoadUnits<Unit>(static_cast<const G*>(a.in.gate) + gate_at);
+    const Vector<X> dy = LoadUnits<Unit>(static_cast<const X*>(a.dy) + dy_at);
     const float rstd = a.rstd[row];
     Floats8 values, gates, gradient, weighted, dgate;
-    WidenAll(x, values);
-    WidenAll(gate, gates);
-    WidenAll(dy, gradient);
+    WidenWords(x, values);
+    WidenWords(gate, gates);
+    WidenWords(dy, gradient);
     float sum = 0.0f;
     GatedGradient<X, kSilu>(values, gates, gradient, weight, rstd, counts, weighted, dgate, dgamma,
                             &sum);
     const float c = LaneSum<kLanes - 1>(sum) / static_cast<float>(kDim);
     if (!counts) continue;
-    const int64_t at = int64_t{row} * kDim + column;
     StoreVector(static_cast<G*>(a.dgate) + at, NarrowAll<G>(dgate));
     StoreVector(static_cast<X*>(a.dx) + at, InputGradient<X>(values, weighted, rstd, c));
   }
-#pragma unroll
-  for (int e = 0; e < kVectorElements; ++e) streams[stream * kDim + column + e] = dgamma[e];
+  float4* const to = reinterpret_cast<float4*>(&streams[stream * kDim + column]);
+  to[0] = make_float4(dgamma[0], dgamma[1], dgamma[2], dgamma[3]);
+  to[1] = make_float4(dgamma[4], dgamma[5], dgamma[6], dgamma[7]);
   __syncthreads();
-  StorePartial<kThreads, kDim>(streams, kDim, p.partial + blockIdx.x * int64_t{kDim});
+  StorePartial<kDim>(p, streams, kDim);
 }
 
 // Threads of a block where a row has 32, or all.
@@ -149,21 +157,20 @@ __global__ void __launch_bounds__(kAnyBackwardThreads<kRowThreads>)
                InputGradient<X>(values[k], weighted[k], rstd, c));
     }
   }
-  float* const to = p.partial + blockIdx.x * dim;
   if constexpr (kWarpRows) {
 #pragma unroll
     for (int e = 0; e < kVectorElements; ++e) {
       streams[threadIdx.x / 32 * kStreamsMaxDim + thread * kVectorElements + e] = dgamma[0][e];
     }
     __syncthreads();
-    StorePartial<kThreads, kStreamsMaxDim>(streams, static_cast<int>(dim), to);
+    StorePartial<kStreamsMaxDim>(p, streams, static_cast<int>(dim));
   } else {
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       const int64_t i = (thread + k * kRowThreads) * kVectorElements;
 #pragma unroll
       for (int e = 0; e < kVectorElements; ++e) {
-        if (i + e < dim) to[i + e] = dgamma[k][e];
+        if (i + e < dim) *PartialPlace(p, i + e) = dgamma[k][e];
       }
     }
   }
