@@ -255,5 +255,40 @@ TEST(LinearMisuse, CallsNameWhatIsWrongAndTouchNothing) {
   invalid([&](auto& a, auto&) { a.squares = a.norm_weight = floats.data(); }, "one must be NULL");
 }
 
+TEST(LinearMisuse, SplitNormsNameWhatIsWrongAndTouchNothing) {
+  LinearCase c;
+  c.rows = 2;
+  c.n = c.k = 32;
+  c.y_dtype = GDN_F32;
+  c.accumulate = true;
+  LinearCall call(c);
+  const Tensor before = call.y;
+  SplitNorm split(c);
+  const LinearPlan plan = MakePlan(GDN_BACKEND_REF, c);
+  const auto refused = [&](auto&& change, const std::string& sentence) {
+    gdn_linear_args args = call.Args(plan.get());
+    split.First()(args);
+    change(args);
+    const gdn_exec exec{};
+    EXPECT_EQ(gdn_linear(&exec, &args), GDN_INVALID_ARGUMENT) << sentence;
+    EXPECT_THAT(gdn_last_error(), testing::HasSubstr(sentence));
+    EXPECT_EQ(call.y.bytes(), before.bytes()) << sentence;
+    EXPECT_TRUE(IsUntouched(split.n)) << sentence;
+  };
+  refused([](auto& a) { a.after_n = nullptr; }, "after_n must not be NULL");
+  refused([](auto& a) { a.after_squares = nullptr; }, "after_squares must not be NULL");
+  refused([](auto& a) { a.after_n = const_cast<void*>(a.x); }, "must not overlap x, y and squares");
+  refused([](auto& a) { a.after_squares = static_cast<float*>(a.y); }, "must not overlap x, y");
+  refused([](auto& a) { a.squares = a.after_squares; }, "must not overlap x, y and squares");
+  refused([](auto& a) { a.after_squares = static_cast<float*>(a.after_n); }, "overlap after_squ");
+  refused(
+      [&](auto& a) {
+        a.squares = split.weight.data();
+        a.x_dtype = GDN_F32;
+        a.x_row_stride = c.k;
+      },
+      "with squares x_dtype must be weight_dtype");
+}
+
 }  // namespace
 }  // namespace gdn::kernels

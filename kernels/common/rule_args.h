@@ -12,8 +12,7 @@ namespace gdn::kernels {
 
 // The output's scale: 0 stands for K^-1/2.
 inline double RuleScale(float scale, int64_t key_dim) {
-  return scale != 0.0f ? static_cast<double>(scale)
-                       : 1.0 / std::sqrt(static_cast<double>(key_dim));
+  return scale != 0.0f ? static_cast<double>(scale) : 1.0 / std::sqrt(static_cast<double>(key_dim));
 }
 
 // Elements of a sequence's dense state.

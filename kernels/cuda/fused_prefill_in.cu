@@ -211,7 +211,7 @@ __device__ inline void DoItem(const InParams& p, int part, const Find& find, uin
   const RawGates<X> raw = LoadItemGates<X>(p, chunk, is_key, value_head, group);
   // The inputs before the warp's first, by half a warp.
   const Columns<X> at = columns.From(lane % 16 * kVectorElements);
-  uint4 past[kPast];
+  uint4 past[kPast] = {};
   if (lane < 16 && chunk.first + first > 0 && first < chunk.count) {
     LoadPast(a, at, chunk.begin + first, past);
   }

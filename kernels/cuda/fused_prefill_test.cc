@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,7 +44,7 @@ struct PrefillCall : FusedCall {
   int64_t tokens() const { return cu_seqlens.back(); }
   gdn_fused_prefill_args PrefillArgs() {
     gdn_fused_prefill_args args{};
-    args.tokens = tokens();
+    args.tokens = tokens() + spare_tokens;
     args.cu_seqlens = cu_seqlens.data();
     args.layer = Args();
     args.checkpoint_every = checkpoint_every;
@@ -53,6 +54,7 @@ struct PrefillCall : FusedCall {
   }
 
   std::vector<int32_t> cu_seqlens;
+  int64_t spare_tokens = 0;
   int64_t checkpoint_every = 0;
   std::vector<int64_t> checkpoint_begin;
   std::vector<int64_t> checkpoint_slots;
@@ -202,6 +204,41 @@ TEST_F(FusedPrefill, Gates) {
     std::fill(call.dt_bias.begin(), call.dt_bias.end(), c.dt_bias);
     ExpectTunedLikeRef(call);
   }
+}
+
+// SiLU keeps its relative precision where it is nearly zero: q and k are brought to unit norm after
+// it.
+TEST_F(FusedPrefill, StronglyNegativeActivations) {
+  for (const float center : {-3.0f, -5.0f, -8.0f}) {
+    SCOPED_TRACE(center);
+    PrefillCall call(Shape(), {70, 200});
+    for (size_t i = 0; i < call.conv_weight.size(); ++i) call.conv_weight[i] = i % 4 == 3;
+    Random random(7);
+    const FusedShape& shape = call.shape;
+    for (int64_t line = 0; line < call.tokens(); ++line) {
+      for (int64_t i = 0; i < shape.channels(); ++i) {
+        call.x.Set(line * shape.x_stride() + i, center + 0.5f * random.Normal());
+      }
+    }
+    ExpectTunedLikeRef(call);
+  }
+}
+
+TEST_F(FusedPrefill, LinesBehindTheLastSequenceChangeNothing) {
+  PrefillCall call(Shape(), {5, 90});
+  const FusedShape& shape = call.shape;
+  for (int64_t i = call.tokens() * shape.x_stride(); i < call.x.size(); ++i) {
+    call.x.Set(i, std::numeric_limits<float>::quiet_NaN());
+  }
+  ExpectTunedLikeRef(call);
+  call.spare_tokens = PrefillCall::kTrailing;
+  ExpectTunedLikeRef(call);
+}
+
+TEST_F(FusedPrefill, NoTokensLeaveTheStates) {
+  FusedShape shape = Shape();
+  shape.special_rows = false;
+  ExpectTunedLikeRef(PrefillCall(shape, {0, 0, 0}));
 }
 
 TEST_F(FusedPrefill, LengthsAndPacking) {

@@ -31,12 +31,11 @@ __global__ void __launch_bounds__(kThreads<kStates>, 1)
       raw + (kSharedAlignment - SharedAddress(raw) % kSharedAlignment) % kSharedAlignment);
   if (threadIdx.x == 0) shared.Init();
   shared.ClearTriangles();
+  __syncthreads();  // The cluster's barrier orders no memory.
   if constexpr (kStates == 1) {
     // The other block sends to this one's barriers.
     ClusterArrive();
     ClusterWait();
-  } else {
-    __syncthreads();
   }
   const int thread = static_cast<int>(threadIdx.x);
   const int group = thread / kGroup;
@@ -102,6 +101,8 @@ bool CoversFusedPrefill(const Device& device, const gdn_fused_prefill_args& args
   if (a.key_dim != kDim || a.value_dim != kDim || a.conv_width != 4) return false;
   if (a.dtype == GDN_F32 || a.use_qk_l2norm == 0) return false;
   if (a.rows > INT32_MAX / 2 / a.value_heads) return false;
+  // What a tensor map and its coordinates address.
+  if (args.tokens > INT32_MAX || a.x_token_stride > INT32_MAX) return false;
   const int64_t element = a.state_dtype == GDN_F32 ? 4 : 2;
   return IsVector(a.x, a.x_token_stride, a.q_offset) &&
          IsVector(a.x, a.x_token_stride, a.k_offset) &&

@@ -119,7 +119,8 @@ std::vector<LinearCase> ModelCases(int64_t hidden, int64_t values, int64_t mlp) 
 }
 
 TEST_F(LinearCuda, MatchesRefForEveryNumberOfRows) {
-  for (const int64_t rows : {1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 33, 64, 130, 256, 300, 800}) {
+  for (const int64_t rows :
+       {1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 33, 64, 65, 96, 128, 130, 256, 300, 800}) {
     for (LinearCase c : ModelCases(128, 64, 96)) {
       c.rows = rows;
       for (const bool early : {false, true}) {
@@ -226,7 +227,8 @@ TEST_F(LinearCuda, PassesOfALongPrefillMeet) {
 // it.
 TEST_F(LinearCuda, SplitNormsMatchRef) {
   for (const int64_t rows : {9, 16, 20, 40, 64, 65, 100, 128}) {
-    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{128, 64}, {1024, 1032}, {200, 264}}) {
+    for (const auto& [n, k] :
+         {std::pair<int64_t, int64_t>{128, 64}, {1024, 3592}, {200, 264}, {2304, 64}}) {
       LinearCase out;
       out.rows = rows;
       out.n = n;
@@ -263,7 +265,7 @@ TEST_F(LinearCuda, SplitNormsMatchRef) {
         LinearCase in;
         in.kind = kind;
         in.rows = rows;
-        in.n = 304;
+        in.n = n == 2304 ? 2304 : 304;  // Divided among blocks along K, and not.
         in.k = n;
         in.dtype = out.dtype;
         in.x_dtype = in.dtype;
@@ -317,8 +319,8 @@ TEST_F(LinearCuda, NoRowsLaunchNothing) {
 }
 
 TEST_F(LinearCuda, RepeatsGiveTheSameBits) {
-  for (const int64_t rows : {1, 7, 16, 40, 200}) {
-    for (LinearCase c : ModelCases(1024, 512, 768)) {
+  for (const int64_t rows : {1, 7, 16, 40, 100, 200}) {
+    for (LinearCase c : ModelCases(1024, 512, 3584)) {
       if (c.accumulate) c.accumulate = false;  // So that y is the same each time.
       c.rows = rows;
       c.batch_invariant = rows == 200;

@@ -3,19 +3,21 @@
 //
 // A block multiplies 64 rows of the weight (with a gate 32 of gate and 32 of up) by 16 to 256 rows
 // of n. Both come by the copy engine through rings of their own in shared memory: the weight's
-// fills while the kernel before this one still runs (early_start), and since two blocks fit into a
-// multiprocessor, the kernel after this one does the same meanwhile: the memory never rests. With
-// many rows of n what a multiprocessor takes in counts for more: a block then has 128 rows of the
+// fills while the kernel before this one still runs (early_start), and since a block of that one
+// and one of this fit into a multiprocessor (WideSharedBytes), the memory never rests. With many
+// rows of n what a multiprocessor takes in counts for more: a block then has 128 rows of the
 // weight, in two groups of warps, and the multiprocessor for itself.
 //
 // Blocks of a cluster share what they read: one fetches rows of n, or of the weight, for several.
 // Where the weight has few rows the blocks of a cluster divide K, and each adds up some of the
-// cluster's results, always in the same order.
+// cluster's results, always in the same order: eight blocks of up to 64 rows of n, or, with
+// batch_invariant, of any; of up to 128 rows four, and two clusters share the rows.
+//
+// A norm in two parts (linear.h): the blocks that add to y make n of the next product and sums of
+// squares, and that product applies the norm's factors to its sums.
 #include "kernels/cuda/linear_wide.cuh"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <utility>
 
 namespace gdn::cuda {

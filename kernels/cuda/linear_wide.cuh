@@ -22,12 +22,14 @@ constexpr int kWideAlignment = 1024;
 constexpr int kMostSplits = 8;
 constexpr int kFewSplits = 4;
 
+// All threads of the cluster. Nothing needs a release: before it, what the rings held has been read
+// by products that are waited for, and after it others write there.
 __device__ inline void MeetCluster() {
   ClusterArrive();
   ClusterWait();
 }
 
-// A block of one group, of which two fit into a multiprocessor, or of two groups.
+// A block of one group, of which two may fit into a multiprocessor, or of two groups.
 template <int kGroups>
 struct WideBlock {
   static constexpr int kColumns = kGroups * kGroupColumns;  // Rows of the weight.

@@ -101,7 +101,7 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     try:
         import torch
-        from gdn_torch import DeltaRule, GatedRmsNorm, Library
     except ImportError as error:
         sys.exit(skip(f"torch cannot be imported: {error}"))
+    from gdn_torch import DeltaRule, GatedRmsNorm, Library
     sys.exit(main(sys.argv[1]))

@@ -19,11 +19,14 @@
  *
  *  A norm in two parts: a product that adds to the residual stream can make the rows of the next
  *  norm's product as well, so that no launch of its own has to. With `after_norm` it also gives
- *    after_n[m, j]        = y[m, j] * after_norm[j]                          rounded to the weight's type
- *    after_squares[c, m]  = sum of y[m, j]^2 over the columns j of group c   of 32 columns each
+ *
+ *    after_n[m, j]       = y[m, j] * after_norm[j], rounded to the weight's type
+ *    after_squares[c, m] = sum of y[m, j]^2 over the 32 columns j of group c
+ *
  *  and the product that has n = after_n as x and `squares` = after_squares multiplies its p by
- *  rsqrt(sum_c squares[c, m] / K + norm_eps). That is the norm up to where it rounds.
- *  gdn_linear_splits_norm says for which plans and numbers of rows CUDA does this.
+ *  rsqrt(sum_c squares[c, m] / K + norm_eps). That is the norm up to where it rounds; in FP16,
+ *  after_n overflows where |y * after_norm| exceeds 65504. gdn_linear_splits_norm says for which
+ *  plans and numbers of rows CUDA does this.
  *
  *  Weights are [N, K] dense, K contiguous, as checkpoints store them; they are not packed.
  *
@@ -31,8 +34,9 @@
  *  plan is made, and layers of one shape share it. A plan is immutable; several threads may use it.
  *
  *  Batch independence: with `batch_invariant` a row's bits do not depend on the number of rows.
- *  Without it the algorithm may depend on it. On sm_90 it means the kernel of up to 128 rows for all
- *  (but for SILU_MUL with N / 2 not a multiple of 8), which then costs most at one row and at many.
+ *  Without it the algorithm may depend on it. On sm_90 it means the kernel of up to 128 rows for
+ * all (but for SILU_MUL with N / 2 not a multiple of 8), which then costs most at one row and at
+ * many.
  *
  *  Back ends: REF and CUDA. Other host code uses matmul.h.
  */
@@ -79,7 +83,8 @@ typedef struct gdn_linear_args {
   void* y;                  /*!< [out], with accumulate [in,out] [M, J]; must not overlap x. */
   int64_t y_row_stride;     /*!< >= J. */
 
-  /*! The first part of a norm, or NULL: see above. Needs accumulate. */
+  /*! The first part of a norm, or NULL: see above. Needs accumulate. What it writes overlaps
+   *  nothing else of the call. */
   const float* after_norm; /*!< [in] [J]. */
   void* after_n;           /*!< [out] [M, J] dense, in the weight's type. CUDA: 16-byte aligned. */
   float* after_squares;    /*!< [out] [(J + 31) / 32, M] dense. */
@@ -87,9 +92,10 @@ typedef struct gdn_linear_args {
   const float* squares; /*!< [in] [(K + 31) / 32, M] dense. */
 
   /*! CUDA: non-zero lets the kernel start while the one before it in the stream still runs
-   *  (programmatic dependent launch); it may load weights at once, and reads x and writes y only
-   *  after that kernel has finished. The caller promises that the kernel just before writes neither
-   *  weight nor norm_weight. Ignored where cuBLASLt runs. */
+   *  (programmatic dependent launch); it may load weights at once, and reads x and squares, and
+   *  writes y, after_n and after_squares, only after that kernel has finished. The caller promises
+   * that the kernel just before writes neither weight nor norm_weight. Ignored where cuBLASLt runs.
+   */
   int32_t early_start;
 } gdn_linear_args;
 
