@@ -1,7 +1,7 @@
-// Which kernels run. Few rows take one launch of the skinny product, some tens (with a gate, some
-// hundreds) the wide one, more cuBLASLt, with the norm before and, for cuBLASLt, the gate after it
-// as kernels of their own. With batch_invariant all rows take the wide product, or where it cannot
-// run the skinny one and the tile product, which gives the same bits; so do few rows before sm_90.
+// Which kernels run. Few rows take one launch of the skinny product, 9 to 128 (with a gate, any
+// more) the wide one, others cuBLASLt, with the norm before and, for cuBLASLt, the gate after it as
+// kernels of their own. With batch_invariant all rows take the wide product, or where it cannot run
+// the skinny one and the tile product, which gives the same bits; so do few rows before sm_90.
 #include "gdn/kernels/linear.h"
 
 #include <algorithm>

@@ -10,8 +10,8 @@
 //
 // Blocks of a cluster share what they read: one fetches rows of n, or of the weight, for several.
 // Where the weight has few rows the blocks of a cluster divide K, and each adds up some of the
-// cluster's results, always in the same order: eight blocks of up to 64 rows of n, or, with
-// batch_invariant, of any; of up to 128 rows four, and two clusters share the rows.
+// cluster's results, always in the same order: eight blocks, but four of 65 to 128 rows of n
+// unless batch_invariant, where two clusters share the rows.
 //
 // A norm in two parts (linear.h): the blocks that add to y make n of the next product and sums of
 // squares, and that product applies the norm's factors to its sums.

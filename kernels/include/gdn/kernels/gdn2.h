@@ -17,19 +17,19 @@
  *
  *  State, slots, padding rows and zero-length sequences: as in delta_rule.h. [slot][HV][V][K], K
  *  contiguous, FP32 or BF16 in memory, o from the unrounded state. Write slots must be distinct,
- * and none may be the read slot of another row; the op does not check this. The output gate (SiLU
- * or sigmoid) belongs to gated_rms_norm.h; f, b, w become g, erase, write in gdn2_gates.h.
+ *  and none may be the read slot of another row; the op does not check this. The output gate (SiLU
+ *  or sigmoid) belongs to gated_rms_norm.h; f, b, w become g, erase, write in gdn2_gates.h.
  *
  *  Back ends: REF, CPU and CUDA, where cu_seqlens is only read on the device: a captured graph
  *  serves other lengths. Workspace of a prefill on CUDA, where it goes by chunks, only.
  *
  *  CUDA prefill on compute capability 9.0 (a build for 90a) with K = V = 128, BF16 or FP16 q, k, v,
- *  these, g, erase and write aligned to 16 bytes with token strides of 8 elements, and a state
- *  aligned to pairs: chunks of 64 tokens on the tensor cores with FP16 operands and FP32 sums.
- * There write * v and the state must stay within +-65,504 and g <= 0; splits of a sequence into
- * calls agree to the operands' rounding; no exponent above 0 is formed. Every other prefill steps
- * through the tokens in FP32. Which one is chosen depends on the call's shape and addresses alone,
- * never on lengths.
+ *  these, g, erase and write aligned to 16 bytes with token strides of multiples of 8 elements, and
+ *  a state aligned to pairs: chunks of 64 tokens on the tensor cores with FP16 operands and FP32
+ *  sums. There write * v and the state must stay within +-65,504 and g <= 0; splits of a sequence
+ *  into calls agree to the operands' rounding; no exponent above 0 is formed. Every other prefill
+ *  steps through the tokens in FP32. Which one is chosen depends on the call's shape and addresses
+ *  alone, never on lengths.
  *
  *  Source: arXiv 2605.22791; flash-linear-attention, fla/ops/gdn2/naive.py.
  */

@@ -35,8 +35,8 @@
  *
  *  Batch independence: with `batch_invariant` a row's bits do not depend on the number of rows.
  *  Without it the algorithm may depend on it. On sm_90 it means the kernel of up to 128 rows for
- * all (but for SILU_MUL with N / 2 not a multiple of 8), which then costs most at one row and at
- * many.
+ *  all (but for SILU_MUL with N / 2 not a multiple of 8), which then costs most at one row and at
+ *  many.
  *
  *  Back ends: REF and CUDA. Other host code uses matmul.h.
  */
