@@ -15,11 +15,10 @@ namespace {
 using namespace chunk;  // NOLINT(build/namespaces)
 
 constexpr char kOp[] = "delta_rule_backward";
-constexpr size_t kSharedAlignment = 1024;
 
 template <auto kKernel, typename Shared>
 gdn_status Launch(const BackwardParams& params, dim3 grid, int threads, cudaStream_t stream) {
-  constexpr size_t kBytes = sizeof(Shared) + kSharedAlignment;
+  constexpr size_t kBytes = sizeof(Shared) + kPanelAlignment;
   const cudaError_t error = AllowSharedMemory<kKernel>(kBytes, /*no_l1=*/false);
   if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   kKernel<<<grid, static_cast<unsigned>(threads), kBytes, stream>>>(params);

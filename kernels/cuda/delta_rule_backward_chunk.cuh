@@ -127,12 +127,6 @@ __device__ inline void LoadBytes(void* shared, const char* from, int thread) {
   }
 }
 
-template <typename T>
-__device__ inline T& AlignedShared(char* raw) {
-  constexpr uint32_t kAlignment = 1024;
-  return *reinterpret_cast<T*>(raw + (kAlignment - SharedAddress(raw) % kAlignment) % kAlignment);
-}
-
 // The descriptor of a panel, formed where it is used: kept, those of all tiles take a role's
 // registers.
 template <int kElements>

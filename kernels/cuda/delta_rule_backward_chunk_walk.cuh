@@ -177,11 +177,6 @@ __device__ inline void AddOuter(const uint32_t (&operand)[4][4], const Tile<1>& 
   }
 }
 
-// Where a lane finds the first 16 tokens of a tile's 64 value columns, in the layout of a sum.
-__device__ inline uint32_t ColumnsOf(const uint16_t (&panel)[kPanelElements], int warp, int lane) {
-  return SharedAddress(panel) + PanelOffset(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
-}
-
 template <int kPanels, int kGroups>
 struct StatesShared {
   struct Stage {
@@ -261,7 +256,7 @@ __global__ void __launch_bounds__(kGroups* kGroup)
 
     // d = U = T R.
     uint32_t r[4][4];
-    const uint32_t values = ColumnsOf(stage.v[at.group], at.Warp(), at.Lane());
+    const uint32_t values = ColumnsOf(SharedAddress(stage.v[at.group]), at.thread);
 #pragma unroll
     for (int t = 0; t < 8; t += 2) {
       uint32_t words[4];
@@ -383,7 +378,7 @@ __global__ void __launch_bounds__(kGroups* kGroup)
       CommitProducts();
       StoreStateTile(at, operand, &results,
                      p.workspace.d_states + tile * kPanels * kPanels * kTileBytes);
-      const uint32_t columns = ColumnsOf(stage.d_o[at.group], at.Warp(), at.Lane());
+      const uint32_t columns = ColumnsOf(SharedAddress(stage.d_o[at.group]), at.thread);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         LoadMatricesTransposed(columns + i * 16 * kPanelRowBytes, d_o[i]);

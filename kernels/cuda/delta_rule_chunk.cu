@@ -13,7 +13,7 @@ namespace {
 using namespace chunk;  // NOLINT(build/namespaces)
 
 constexpr char kOp[] = "delta_rule_prefill";
-constexpr int kSharedAlignment = 1024;
+constexpr int kSharedAlignment = kPanelAlignment;
 
 template <int kStates>
 constexpr int kThreads = kGroup*(2 + kStates);

@@ -67,11 +67,6 @@ __device__ inline void StartLoad(const Params& p, const Cursor& at, int thread,
       a.v_token_stride, value_row, count);
 }
 
-template <typename X>
-__device__ inline float2 WidenWord(uint32_t word) {
-  return Pair<X>::Widen(*reinterpret_cast<const typename Pair<X>::Raw*>(&word));
-}
-
 // Brings a tile's row, of which two neighbouring threads take half each, to unit norm, as FP16 in
 // place. Returns the sum of its squares, and by what the row was multiplied. kKeep: the row stays
 // in registers between its two uses.
@@ -95,7 +90,7 @@ __device__ inline float Normalize(uint16_t (&tile)[2][kPanelElements], int threa
       const uint32_t word[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float2 x = WidenWord<X>(word[j]);
+        const float2 x = UnpackPair<X>(word[j]);
         sums[j] = fmaf(x.x, x.x, sums[j]);
         sums[j] = fmaf(x.y, x.y, sums[j]);
       }
@@ -114,7 +109,7 @@ __device__ inline float Normalize(uint16_t (&tile)[2][kPanelElements], int threa
       uint32_t word[4] = {raw[i].x, raw[i].y, raw[i].z, raw[i].w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float2 x = WidenWord<X>(word[j]);
+        const float2 x = UnpackPair<X>(word[j]);
         word[j] = PackHalves(x.x * scale, x.y * scale);
       }
       *at(first + i) = make_uint4(word[0], word[1], word[2], word[3]);

@@ -337,7 +337,7 @@ class StateRole {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float2 beta = PairAt(scalars.beta, t + i / 2, place_);
-      const float2 x = Pair<X>::Widen(*reinterpret_cast<typename Pair<X>::Raw*>(&words[i]));
+      const float2 x = UnpackPair<X>(words[i]);
       written[2 * i] = beta.x * x.x;
       written[2 * i + 1] = beta.y * x.y;
     }
@@ -345,10 +345,7 @@ class StateRole {
 
   // Where this lane finds the first 16 tokens of the chunk's values, in the layout of a sum.
   __device__ uint32_t Values(uint32_t n) const {
-    const int lane = thread_ % 32;
-    const int vector = thread_ / 32 * 2 + lane / 8 % 2;
-    return SharedAddress(shared_.values[n % kSlots][which_]) +
-           PanelOffset(lane / 16 * 8 + lane % 8, vector);
+    return ColumnsOf(SharedAddress(shared_.values[n % kSlots][which_]), thread_);
   }
 
   const Params& p_;

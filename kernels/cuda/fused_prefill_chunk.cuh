@@ -49,8 +49,6 @@ struct InScalars {
   float log_decay[kChunk];
   __half to_block_end[kChunk];  // exp(G_e - G), e the last token of the same 16.
 };
-__device__ inline float2 KeySizes(const InScalars&, int) { return make_float2(1.0f, 1.0f); }
-__device__ inline float KeySize(const InScalars&, int) { return 1.0f; }
 
 // Where the states after some of the chunks go.
 struct Checkpoints {

@@ -4,7 +4,6 @@
 #define KERNELS_CUDA_FUSED_PREFILL_MATH_CUH_
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/cuda/element.cuh"
 #include "kernels/cuda/sigmoid.cuh"
@@ -65,16 +64,6 @@ __device__ inline void RoundPair(float* values) {
   const float2 rounded = UnpackPair<X>(PackPair<X>(values[0], values[1]));
   values[0] = rounded.x;
   values[1] = rounded.y;
-}
-
-// UnpackPair in two instructions also for BF16.
-template <typename X>
-__device__ inline float2 WidenPair(uint32_t word) {
-  if constexpr (std::is_same_v<X, Bf16>) {
-    return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
-  } else {
-    return UnpackPair<X>(word);
-  }
 }
 
 }  // namespace gdn::cuda::chunk

@@ -10,7 +10,7 @@ namespace {
 using namespace chunk;  // NOLINT(build/namespaces)
 
 constexpr char kOp[] = "fused_prefill";
-constexpr int kSharedAlignment = 1024;
+constexpr int kSharedAlignment = kPanelAlignment;
 
 template <int kStates>
 constexpr int kThreads = kGroup*(1 + kOutputs<kStates> + kStates);

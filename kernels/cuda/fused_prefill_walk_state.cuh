@@ -106,7 +106,7 @@ class WalkState {
       ReadState<0, 8>(slot.q, operand, o);
       CommitProducts();
       uint32_t written[kAhead ? 4 : 1][4];  // beta v
-      const uint32_t values = SharedAddress(slot.values[which_]) + ValuesOffset();
+      const uint32_t values = ColumnsOf(SharedAddress(slot.values[which_]), thread_);
       if constexpr (kAhead) {
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
@@ -199,13 +199,6 @@ class WalkState {
   }
   __device__ static __half2 AsHalves(uint32_t word) {
     return *reinterpret_cast<const __half2*>(&word);
-  }
-
-  // Where this lane finds the first 16 tokens of a chunk's values, in the layout of a sum.
-  __device__ uint32_t ValuesOffset() const {
-    const int lane = thread_ % 32;
-    const int vector = thread_ / 32 * 2 + lane / 8 % 2;
-    return PanelOffset(lane / 16 * 8 + lane % 8, vector);
   }
 
   const WalkParams& p_;

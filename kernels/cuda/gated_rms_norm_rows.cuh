@@ -41,8 +41,10 @@ __device__ inline void WidenWords(const Vector<T>& vector, Floats8& to) {
     uint32_t words[kVectorElements / 2];
     memcpy(words, &vector, sizeof(words));
 #pragma unroll
-    for (int e = 0; e < kVectorElements; ++e) {
-      to[e] = __uint_as_float(e % 2 == 0 ? words[e / 2] << 16 : words[e / 2] & 0xffff0000u);
+    for (int i = 0; i < kVectorElements / 2; ++i) {
+      const float2 pair = WidenPair<T>(words[i]);
+      to[2 * i] = pair.x;
+      to[2 * i + 1] = pair.y;
     }
   } else {
     WidenAll(vector, to);

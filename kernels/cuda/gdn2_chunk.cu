@@ -47,9 +47,9 @@ gdn_status LaunchPrepareOf(const Params& params, cudaStream_t stream) {
 template <int kGroups>
 gdn_status LaunchWalk(const Params& params, cudaStream_t stream) {
   const int64_t blocks = params.args.sequences * params.args.value_heads * (2 / kGroups);
-  return Launch<gdn2::WalkKernel<kGroups>>(
-      params, blocks, gdn2::kWalkThreads<kGroups>,
-      sizeof(gdn2::WalkShared<kGroups>) + gdn2::kSharedAlignment, stream);
+  return Launch<gdn2::WalkKernel<kGroups>>(params, blocks, gdn2::kWalkThreads<kGroups>,
+                                           sizeof(gdn2::WalkShared<kGroups>) + kPanelAlignment,
+                                           stream);
 }
 
 bool IsAligned(const void* data, uintptr_t bytes) {

@@ -68,14 +68,6 @@ __device__ inline bool IsPadding(const gdn2_args& a, int64_t sequence) {
   return a.read_index[sequence] < 0 || a.write_index[sequence] < 0;
 }
 
-// Shared memory on a panel's boundary.
-constexpr uint32_t kSharedAlignment = 1024;
-template <typename T>
-__device__ inline T& Aligned(char* raw) {
-  const uint32_t past = SharedAddress(raw) % kSharedAlignment;
-  return *reinterpret_cast<T*>(raw + (kSharedAlignment - past) % kSharedAlignment);
-}
-
 }  // namespace gdn::cuda::gdn2
 
 #endif  // KERNELS_CUDA_GDN2_CHUNK_CUH_

@@ -122,7 +122,7 @@ class Walker {
     WaitForProducts<1>();
     Pin(d);
     Pin(s);
-    const uint32_t values = ValuesOf(stage);
+    const uint32_t values = ColumnsOf(SharedAddress(stage.values[group_]), thread_);
     uint32_t r[4][4];
 #pragma unroll
     for (int t = 0; t < 8; t += 2) {
@@ -179,13 +179,6 @@ class Walker {
     Pin(o);
   }
 
-  // Where this lane finds the first 16 tokens of the chunk's values, in the layout of a sum.
-  __device__ uint32_t ValuesOf(const typename Shared::Stage& stage) const {
-    const int lane = thread_ % 32;
-    const int vector = thread_ / 32 * 2 + lane / 8 % 2;
-    return SharedAddress(stage.values[group_]) + PanelOffset(lane / 16 * 8 + lane % 8, vector);
-  }
-
   __device__ void StoreOutput(int first, const float* query, const float (&o)[32]) const {
     const int64_t offset =
         (at_.begin + first) * a_.o_token_stride + at_.head * kDim + Panel() * kPanelColumns;
@@ -223,7 +216,7 @@ __global__ void __launch_bounds__(kWalkThreads<kGroups>, 1)
     WalkKernel(const __grid_constant__ Params p) {
 #ifdef GDN_WGMMA
   extern __shared__ char raw[];
-  auto& shared = Aligned<WalkShared<kGroups>>(raw);
+  auto& shared = AlignedShared<WalkShared<kGroups>>(raw);
   const gdn2_args& a = p.args;
   const auto at = WalkPlace::Of<kGroups>(a);
   const int thread = static_cast<int>(threadIdx.x);

@@ -176,6 +176,22 @@ __device__ inline void StoreMatrices(uint32_t address, uint32_t a, uint32_t b, u
 #endif
 }
 
+// Where a lane finds, transposed, the first 16 rows of a panel as LoadMatricesTransposed brings
+// them into the layout of a sum whose rows are the panel's columns.
+__device__ inline uint32_t ColumnsOf(uint32_t panel, int thread) {
+  const int lane = thread % 32;
+  const int vector = thread / 32 * 2 + lane / 8 % 2;
+  return panel + PanelOffset(lane / 16 * 8 + lane % 8, vector);
+}
+
+// What lies at the first place from `raw` on where a panel may start.
+constexpr uint32_t kPanelAlignment = 1024;
+template <typename T>
+__device__ inline T& AlignedShared(char* raw) {
+  return *reinterpret_cast<T*>(raw + (kPanelAlignment - SharedAddress(raw) % kPanelAlignment) %
+                                         kPanelAlignment);
+}
+
 // A barrier among `threads` threads of the block; 0 is __syncthreads' own.
 __device__ inline void NamedBarrier(int index, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(index), "r"(threads) : "memory");
