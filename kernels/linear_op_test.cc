@@ -277,10 +277,12 @@ TEST(LinearMisuse, SplitNormsNameWhatIsWrongAndTouchNothing) {
   };
   refused([](auto& a) { a.after_n = nullptr; }, "after_n must not be NULL");
   refused([](auto& a) { a.after_squares = nullptr; }, "after_squares must not be NULL");
-  refused([](auto& a) { a.after_n = const_cast<void*>(a.x); }, "must not overlap x, y and squares");
-  refused([](auto& a) { a.after_squares = static_cast<float*>(a.y); }, "must not overlap x, y");
-  refused([](auto& a) { a.squares = a.after_squares; }, "must not overlap x, y and squares");
-  refused([](auto& a) { a.after_squares = static_cast<float*>(a.after_n); }, "overlap after_squ");
+  refused([](auto& a) { a.after_n = const_cast<void*>(a.x); }, "after_n must not overlap x, got");
+  refused([](auto& a) { a.after_squares = static_cast<float*>(a.y); },
+          "after_squares must not overlap y, got");
+  refused([](auto& a) { a.squares = a.after_squares; }, "after_squares must not overlap squares");
+  refused([](auto& a) { a.after_squares = static_cast<float*>(a.after_n); },
+          "after_squares must not overlap after_n");
   refused(
       [&](auto& a) {
         a.squares = split.weight.data();

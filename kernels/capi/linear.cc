@@ -3,6 +3,7 @@
 #include <memory>
 #include <new>
 
+#include "kernels/capi/buffer_checks.h"
 #include "kernels/capi/dense_checks.h"
 #include "kernels/capi/dispatch.h"
 #include "kernels/common/linear_plan.h"
@@ -104,35 +105,21 @@ bool SplitsNorm(const gdn_linear_plan& plan, [[maybe_unused]] int64_t rows) {
   return plan.backend == GDN_BACKEND_REF;
 }
 
-struct Span {
-  const void* data;
-  int64_t bytes;
-};
-bool Meet(const Span& a, const Span& b) {
-  const auto at = reinterpret_cast<uintptr_t>(a.data);
-  const auto to = reinterpret_cast<uintptr_t>(b.data);
-  return at < to + static_cast<uintptr_t>(b.bytes) && to < at + static_cast<uintptr_t>(a.bytes);
-}
-
 // What after_norm writes meets nothing that the call reads or writes besides.
-gdn_status CheckAfterSpans(const gdn_linear_args& args) {
+gdn_status CheckAfterBuffers(const gdn_linear_args& args) {
   const gdn_linear_shape& shape = args.plan->shape;
   const int64_t outputs = LinearOutputs(shape);
   const auto squares_bytes = [&](int64_t columns) {
     return (columns + GDN_LINEAR_SQUARES_COLUMNS - 1) / GDN_LINEAR_SQUARES_COLUMNS * args.rows * 4;
   };
-  const Span n = {args.after_n, args.rows * outputs * SizeOf(shape.weight_dtype)};
-  const Span squares = {args.after_squares, squares_bytes(outputs)};
-  const Span x = {args.x, ((args.rows - 1) * args.x_row_stride + shape.k) * SizeOf(args.x_dtype)};
-  const Span y = {args.y, ((args.rows - 1) * args.y_row_stride + outputs) * 4};
-  const Span before = {args.squares, args.squares == nullptr ? 0 : squares_bytes(shape.k)};
-  for (const Span& other : {x, y, before}) {
-    GDN_CHECK_ARG(!Meet(n, other) && !Meet(squares, other), GDN_INVALID_ARGUMENT,
-                  "%s: after_n and after_squares must not overlap x, y and squares", kOp);
-  }
-  GDN_CHECK_ARG(!Meet(n, squares), GDN_INVALID_ARGUMENT,
-                "%s: after_n must not overlap after_squares", kOp);
-  return GDN_OK;
+  const Buffer others[] = {
+      {"x", args.x, ((args.rows - 1) * args.x_row_stride + shape.k) * SizeOf(args.x_dtype)},
+      {"y", args.y, ((args.rows - 1) * args.y_row_stride + outputs) * 4},
+      {"squares", args.squares, squares_bytes(shape.k)}};
+  const Buffer after[] = {
+      {"after_n", args.after_n, args.rows * outputs * SizeOf(shape.weight_dtype)},
+      {"after_squares", args.after_squares, squares_bytes(outputs)}};
+  return CheckDisjoint(kOp, others, after);
 }
 
 gdn_status CheckSplitNorm(const gdn_linear_args& args) {
@@ -147,7 +134,7 @@ gdn_status CheckSplitNorm(const gdn_linear_args& args) {
                       reinterpret_cast<uintptr_t>(args.after_n) % 16 == 0,
                   GDN_INVALID_ARGUMENT, "%s: on CUDA after_n must be 16-byte aligned, got %p", kOp,
                   args.after_n);
-    GDN_RETURN_IF_ERROR(CheckAfterSpans(args));
+    GDN_RETURN_IF_ERROR(CheckAfterBuffers(args));
   }
   if (args.squares != nullptr) {
     GDN_CHECK_ARG(args.norm_weight == nullptr, GDN_INVALID_ARGUMENT,
