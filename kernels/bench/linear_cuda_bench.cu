@@ -3,9 +3,8 @@
 //
 // Every layer has its own weights; a CUDA graph holds one call per layer, and a figure is the
 // median over its replays divided by the calls. GB/s counts the weights alone, once per call; the
-// head also in its greedy form (linear_argmax). Last,
-// the four products of a layer in a chain, as a decode step has them, with norms in kernels of
-// their own and split between the products.
+// head also in its greedy form (linear_argmax). Last, the four products of a layer in a chain, as a
+// decode step has them, with norms in kernels of their own and split between the products.
 //
 // usage: linear_cuda_bench [--rows=1,4,...] [--shapes=in,out,gate_up,down,head] [--no-lt]
 //                          [--invariant] [--replays=20] [--chain-only] [--no-chain]

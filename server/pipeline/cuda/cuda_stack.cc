@@ -86,15 +86,16 @@ absl::Status CudaStack::Create(const model::ModelSpec& spec, const DeviceModel* 
 
 absl::Status CudaStack::Run(const StackBatch& batch, const StepArrays& arrays, float* x) {
   const auto num_layers = static_cast<int64_t>(weights_->layers.size());
+  const bool split_norms = SplitsNorms(batch.num_tokens);
   for (int64_t layer = 0; layer < num_layers; ++layer) {
-    GDN_RETURN_IF_ERROR(RunLayer(layer, batch, arrays, x));
+    GDN_RETURN_IF_ERROR(RunLayer(layer, batch, arrays, split_norms, x));
   }
   return absl::OkStatus();
 }
 
 bool CudaStack::SplitsNorms(int64_t rows) const {
-  if (batch_invariant_ || rows > kMostSplitRows)
-    return false;  // They round n elsewhere than a norm of its own does.
+  // With batch_invariant never: they round n elsewhere than a norm of its own does.
+  if (batch_invariant_ || rows > kMostSplitRows) return false;
   for (const LinearPlan* plan : {&in_proj_, &gdn2_in_proj_, &out_proj_, &gate_up_, &down_}) {
     if (*plan != nullptr && gdn_linear_splits_norm(plan->get(), rows) == 0) return false;
   }
@@ -102,7 +103,7 @@ bool CudaStack::SplitsNorms(int64_t rows) const {
 }
 
 absl::Status CudaStack::RunLayer(int64_t layer, const StackBatch& batch, const StepArrays& arrays,
-                                 float* x) {
+                                 bool split_norms, float* x) {
   const DeviceLayer& weights = weights_->layers[static_cast<size_t>(layer)];
   const auto next = static_cast<size_t>(layer) + 1;
   const float* const next_norm =
@@ -110,7 +111,6 @@ absl::Status CudaStack::RunLayer(int64_t layer, const StackBatch& batch, const S
   const int64_t hidden = spec_.hidden_size;
   const int64_t values = spec_.gdn.value_size();
   const int64_t inner = spec_.intermediate_size;
-  const bool split = SplitsNorms(batch.num_tokens);
 
   const auto product = [&](const char* name, const LinearPlan& plan, const uint16_t* weight,
                            gdn_linear_args args) {
@@ -141,7 +141,7 @@ absl::Status CudaStack::RunLayer(int64_t layer, const StackBatch& batch, const S
     args.x_row_stride = from_stride;
     args.y = x;
     args.y_row_stride = hidden;
-    if (split && after_norm != nullptr) {
+    if (split_norms && after_norm != nullptr) {
       args.after_norm = after_norm;
       args.after_n = normed_.data();
       args.after_squares = squares_.data();
@@ -149,8 +149,8 @@ absl::Status CudaStack::RunLayer(int64_t layer, const StackBatch& batch, const S
     return args;
   };
 
-  const gdn_linear_args in =
-      normed_from_x(weights.input_norm, split && layer > 0, projection_.data(), projection_stride_);
+  const gdn_linear_args in = normed_from_x(weights.input_norm, split_norms && layer > 0,
+                                           projection_.data(), projection_stride_);
   if (weights.type == model::LayerType::kGdn2) {
     GDN_RETURN_IF_ERROR(product("in_proj", gdn2_in_proj_, weights.in_proj, in));
     GDN_RETURN_IF_ERROR(gdn2_.Run(layer, weights, batch, arrays, projection_.data(),
@@ -163,7 +163,7 @@ absl::Status CudaStack::RunLayer(int64_t layer, const StackBatch& batch, const S
   GDN_RETURN_IF_ERROR(product("out_proj", out_proj_, weights.out_proj,
                               added_to_x(mixed_.data(), values, weights.mlp_norm)));
   GDN_RETURN_IF_ERROR(product("gate_up_proj", gate_up_, weights.gate_up,
-                              normed_from_x(weights.mlp_norm, split, inner_.data(), inner)));
+                              normed_from_x(weights.mlp_norm, split_norms, inner_.data(), inner)));
   return product("down_proj", down_, weights.down, added_to_x(inner_.data(), inner, next_norm));
 }
 

@@ -41,7 +41,8 @@ class CudaStack {
   absl::Status CreateInProj(model::LayerType type, LinearPlan* plan);
   // Whether the products of so many rows make each other's norms (linear.h).
   bool SplitsNorms(int64_t rows) const;
-  absl::Status RunLayer(int64_t layer, const StackBatch& batch, const StepArrays& arrays, float* x);
+  absl::Status RunLayer(int64_t layer, const StackBatch& batch, const StepArrays& arrays,
+                        bool split_norms, float* x);
   // What steps and prefills share: of all layers, and of one.
   gdn_fused_decode_args MixerShape() const;
   gdn_fused_decode_args MixerArgs(int64_t layer) const;
