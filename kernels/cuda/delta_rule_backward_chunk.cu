@@ -8,6 +8,8 @@
 #include "kernels/cuda/delta_rule_backward_chunk_keys.cuh"
 #include "kernels/cuda/delta_rule_backward_chunk_prepare.cuh"
 #include "kernels/cuda/delta_rule_backward_chunk_walk.cuh"
+#include "kernels/cuda/shared_launch.cuh"
+#include "kernels/cuda/vector.cuh"
 
 namespace gdn::cuda {
 namespace {
@@ -18,11 +20,8 @@ constexpr char kOp[] = "delta_rule_backward";
 
 template <auto kKernel, typename Shared>
 gdn_status Launch(const BackwardParams& params, dim3 grid, int threads, cudaStream_t stream) {
-  constexpr size_t kBytes = sizeof(Shared) + kPanelAlignment;
-  const cudaError_t error = AllowSharedMemory<kKernel>(kBytes, /*no_l1=*/false);
-  if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
-  kKernel<<<grid, static_cast<unsigned>(threads), kBytes, stream>>>(params);
-  return CheckLaunch(kOp);
+  return LaunchWithShared<kKernel>(kOp, params, grid, threads, sizeof(Shared) + kPanelAlignment,
+                                   stream);
 }
 
 template <typename X, int kPanels, int kGroups>
@@ -60,10 +59,6 @@ gdn_status LaunchDim(const BackwardParams& params, const Device& device, bool ha
                      cudaStream_t stream) {
   return params.args.key_dim == kDim ? LaunchAll<X, 2>(params, device, halves, stream)
                                      : LaunchAll<X, 1>(params, device, halves, stream);
-}
-
-bool IsAligned(const void* data, uintptr_t bytes) {
-  return reinterpret_cast<uintptr_t>(data) % bytes == 0;
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include "kernels/cuda/gdn2_chunk.cuh"
 #include "kernels/cuda/gdn2_chunk_prepare.cuh"
 #include "kernels/cuda/gdn2_chunk_walk.cuh"
+#include "kernels/cuda/shared_launch.cuh"
+#include "kernels/cuda/vector.cuh"
 
 namespace gdn::cuda {
 namespace {
@@ -14,23 +16,13 @@ using gdn2::ValueTile;
 
 constexpr char kOp[] = "gdn2_prefill";
 
-template <auto kKernel>
-gdn_status Launch(const Params& params, int64_t blocks, int threads, size_t shared_bytes,
-                  cudaStream_t stream) {
-  const cudaError_t error = AllowSharedMemory<kKernel>(shared_bytes, /*no_l1=*/false);
-  if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
-  kKernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shared_bytes, stream>>>(
-      params);
-  return CheckLaunch(kOp);
-}
-
 int64_t Slots(const gdn2_args& args) { return chunk::ChunkSlots(args.tokens, args.sequences); }
 
 template <typename X, typename E>
 gdn_status LaunchPrepare(const Params& params, cudaStream_t stream) {
-  return Launch<gdn2::PrepareKernel<X, E>>(params, Slots(params.args) * params.args.gate_heads,
-                                           gdn2::kPrepareThreads, sizeof(gdn2::PrepareShared),
-                                           stream);
+  const auto blocks = static_cast<unsigned>(Slots(params.args) * params.args.gate_heads);
+  return LaunchWithShared<gdn2::PrepareKernel<X, E>>(kOp, params, blocks, gdn2::kPrepareThreads,
+                                                     sizeof(gdn2::PrepareShared), stream);
 }
 template <typename X>
 gdn_status LaunchPrepareOf(const Params& params, cudaStream_t stream) {
@@ -46,14 +38,11 @@ gdn_status LaunchPrepareOf(const Params& params, cudaStream_t stream) {
 
 template <int kGroups>
 gdn_status LaunchWalk(const Params& params, cudaStream_t stream) {
-  const int64_t blocks = params.args.sequences * params.args.value_heads * (2 / kGroups);
-  return Launch<gdn2::WalkKernel<kGroups>>(params, blocks, gdn2::kWalkThreads<kGroups>,
-                                           sizeof(gdn2::WalkShared<kGroups>) + kPanelAlignment,
-                                           stream);
-}
-
-bool IsAligned(const void* data, uintptr_t bytes) {
-  return reinterpret_cast<uintptr_t>(data) % bytes == 0;
+  const auto blocks =
+      static_cast<unsigned>(params.args.sequences * params.args.value_heads * (2 / kGroups));
+  return LaunchWithShared<gdn2::WalkKernel<kGroups>>(
+      kOp, params, blocks, gdn2::kWalkThreads<kGroups>,
+      sizeof(gdn2::WalkShared<kGroups>) + kPanelAlignment, stream);
 }
 
 }  // namespace

@@ -10,6 +10,9 @@ namespace gdn::cuda {
 
 constexpr int kVectorElements = 8;
 
+inline bool IsAligned(const void* data, uintptr_t bytes) {
+  return reinterpret_cast<uintptr_t>(data) % bytes == 0;
+}
 // Whether rows of a buffer can be accessed by vectors: every row starts on 16 bytes.
 inline bool IsVectorAligned(const void* data, int64_t row_stride) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_stride % kVectorElements == 0;
