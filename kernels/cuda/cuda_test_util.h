@@ -103,6 +103,30 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+// What `enqueue` puts on a stream, to be launched there again and again.
+class CapturedGraph {
+ public:
+  template <typename Enqueue>
+  CapturedGraph(const Stream& stream, const Enqueue& enqueue) : stream_(stream) {
+    Must(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
+    enqueue();
+    Must(cudaStreamEndCapture(stream_.get(), &graph_));
+    Must(cudaGraphInstantiate(&executable_, graph_, 0));
+  }
+  CapturedGraph(const CapturedGraph&) = delete;
+  CapturedGraph& operator=(const CapturedGraph&) = delete;
+  ~CapturedGraph() {
+    cudaGraphExecDestroy(executable_);
+    cudaGraphDestroy(graph_);
+  }
+  void Launch() const { Must(cudaGraphLaunch(executable_, stream_.get())); }
+
+ private:
+  const Stream& stream_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
 inline std::vector<cudaGraphNode_t> NodesOf(cudaGraph_t graph) {
   size_t count = 0;
   Must(cudaGraphGetNodes(graph, nullptr, &count));

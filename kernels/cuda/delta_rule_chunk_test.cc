@@ -362,19 +362,14 @@ TEST_F(ChunkedPrefill, ManySequencesAndAReplayedGraph) {
   const OnDevice device(one);
   const Stream stream;
   const gdn_exec exec = stream.Exec();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  Must(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
-  ASSERT_EQ(gdn_delta_rule_prefill(&exec, &device.args), GDN_OK) << gdn_last_error();
-  Must(cudaStreamEndCapture(stream.get(), &graph));
-  Must(cudaGraphInstantiate(&executable, graph, 0));
-  Must(cudaGraphLaunch(executable, stream.get()));
+  const CapturedGraph graph(stream, [&] {
+    ASSERT_EQ(gdn_delta_rule_prefill(&exec, &device.args), GDN_OK) << gdn_last_error();
+  });
+  graph.Launch();
   stream.Synchronize();
   DeltaCall replayed = one;
   device.Download(replayed);
   ExpectSameBits(replayed, got);
-  Must(cudaGraphExecDestroy(executable));
-  Must(cudaGraphDestroy(graph));
 }
 
 }  // namespace

@@ -448,12 +448,8 @@ TEST_F(FusedPrefill, AReplayedGraphServesOtherLengths) {
   const DeviceBuffer workspace(bytes);
   exec.workspace = workspace.get();
   exec.workspace_bytes = bytes;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  Must(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
-  ASSERT_EQ(gdn_fused_prefill(&exec, &args), GDN_OK) << gdn_last_error();
-  Must(cudaStreamEndCapture(stream.get(), &graph));
-  Must(cudaGraphInstantiate(&executable, graph, 0));
+  const CapturedGraph graph(
+      stream, [&] { ASSERT_EQ(gdn_fused_prefill(&exec, &args), GDN_OK) << gdn_last_error(); });
   for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{100, 28, 72}, {0, 200, 0}}) {
     PrefillCall other = before;
     for (size_t i = 0; i < lengths.size(); ++i) {
@@ -461,14 +457,12 @@ TEST_F(FusedPrefill, AReplayedGraphServesOtherLengths) {
     }
     device.Upload(other);
     cu.Upload(other.cu_seqlens.data());
-    Must(cudaGraphLaunch(executable, stream.get()));
+    graph.Launch();
     stream.Synchronize();
     PrefillCall replayed = other;
     device.Download(replayed);
     ExpectSameBits(replayed, Result(other));
   }
-  Must(cudaGraphExecDestroy(executable));
-  Must(cudaGraphDestroy(graph));
 }
 
 TEST_F(FusedPrefill, RejectsWhatItCannotRun) {

@@ -426,14 +426,10 @@ TEST(ChunkedGdn2, T20ReplaysOfOneGraph) {
   const DeviceBuffer workspace(bytes);
   exec.workspace = workspace.get();
   exec.workspace_bytes = bytes;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  Must(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
-  ASSERT_EQ(Chunked(&exec, &args), GDN_OK) << gdn_last_error();
-  Must(cudaStreamEndCapture(stream.get(), &graph));
-  Must(cudaGraphInstantiate(&executable, graph, 0));
+  const CapturedGraph graph(stream,
+                            [&] { ASSERT_EQ(Chunked(&exec, &args), GDN_OK) << gdn_last_error(); });
   const auto replay = [&] {
-    Must(cudaGraphLaunch(executable, stream.get()));
+    graph.Launch();
     stream.Synchronize();
     RuleOutputs out;
     out.o.resize(outputs);
@@ -461,8 +457,6 @@ TEST(ChunkedGdn2, T20ReplaysOfOneGraph) {
   Must(
       cudaMemcpy(cu.get(), cut.cu.data(), cut.cu.size() * sizeof(int32_t), cudaMemcpyHostToDevice));
   ExpectClose(replay(), cut.Forward(), "other lengths");
-  Must(cudaGraphExecDestroy(executable));
-  Must(cudaGraphDestroy(graph));
 }
 
 TEST(ChunkedGdn2, WhatIsNotCoveredGoesByTokens) {

@@ -201,21 +201,16 @@ TEST_F(LinearArgmaxCuda, RepeatsAndGraphReplaysGiveTheSameBits) {
     OnDevice device(first);
     device.Run(first);
     ExpectGreedy(first);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    Must(cudaStreamBeginCapture(device.stream().get(), cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < 10; ++i) ASSERT_EQ(device.Enqueue(), GDN_OK) << gdn_last_error();
-    Must(cudaStreamEndCapture(device.stream().get(), &graph));
-    Must(cudaGraphInstantiate(&exec, graph, 0));
+    const CapturedGraph graph(device.stream(), [&] {
+      for (int i = 0; i < 10; ++i) ASSERT_EQ(device.Enqueue(), GDN_OK) << gdn_last_error();
+    });
     for (int repeat = 0; repeat < 100; ++repeat) {
-      Must(cudaGraphLaunch(exec, device.stream().get()));
+      graph.Launch();
       ArgmaxCall again(c);
       device.Fetch(again);
       ASSERT_EQ(again.token, first.token) << repeat;
       ASSERT_EQ(again.logprob, first.logprob) << repeat;
     }
-    Must(cudaGraphExecDestroy(exec));
-    Must(cudaGraphDestroy(graph));
   }
 }
 

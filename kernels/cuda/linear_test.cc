@@ -476,19 +476,12 @@ TEST_F(LinearCuda, EarlyChainsAndGraphsGiveTheSameBits) {
       early.Enqueue();
       ASSERT_TRUE(early.Result() == expected) << "repeat " << repeat;
     }
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    Must(cudaStreamBeginCapture(early.stream().get(), cudaStreamCaptureModeThreadLocal));
-    early.Enqueue();
-    Must(cudaStreamEndCapture(early.stream().get(), &graph));
-    Must(cudaGraphInstantiate(&executable, graph, 0));
+    const CapturedGraph graph(early.stream(), [&] { early.Enqueue(); });
     for (int repeat = 0; repeat < 20; ++repeat) {
       early.Reset();
-      Must(cudaGraphLaunch(executable, early.stream().get()));
+      graph.Launch();
       ASSERT_TRUE(early.Result() == expected) << "graph, repeat " << repeat;
     }
-    Must(cudaGraphExecDestroy(executable));
-    Must(cudaGraphDestroy(graph));
   }
 }
 
