@@ -80,14 +80,14 @@ struct WalkShared {
     FenceForBulk();
   }
   __device__ void Init() {
-    constexpr int kWarps = kStates * kGroup / 32;
+    constexpr int kStateThreads = kStates * kGroup;
     for (int i = 0; i < kSlots; ++i) {
       keys_loaded[i].Init();
       rest_loaded[i].Init();
-      rest_read[i].Init(kWarps);
-      output[i].Init(kWarps);
-      keys_done[i].Init(kWarps);
-      rest_done[i].Init(kOutputs<kStates> * kGroup / 32);
+      rest_read[i].Init(kStateThreads);
+      output[i].Init(kStateThreads);
+      keys_done[i].Init(kStateThreads);
+      rest_done[i].Init(kOutputs<kStates> * kGroup);
     }
     for (ArrivalBarrier& arrived : other.arrived) arrived.Init();
     ArrivalBarrier::FenceInit();
@@ -98,12 +98,6 @@ struct WalkShared {
 // the output's accesses meet in a bank.
 __device__ inline int OutputPlace(int token, int column) {
   return column ^ (token / 2 % 4 * 8) ^ (column / 32 * 4);
-}
-
-// Arrives for a warp, whose accesses to shared memory come before.
-__device__ inline void ArriveOnce(ArrivalBarrier& barrier, int lane) {
-  __syncwarp();
-  if (lane == 0) barrier.Arrive();
 }
 
 // Where a chunk's parts lie.

@@ -112,7 +112,7 @@ class WalkOutput {
         if (rows + kBatch == kChunk) {
           // All of the output is in registers.
           FenceForBulk();
-          ArriveOnce(shared_.rest_done[n_ % kSlots], lane_);
+          shared_.rest_done[n_ % kSlots].Arrive();
         }
         if constexpr (kStates == 1) Exchange(sums);
 #pragma unroll

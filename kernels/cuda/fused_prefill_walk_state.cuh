@@ -44,8 +44,7 @@ class WalkState {
 
   // Hands a chunk's output over, and gives back all of the chunk that is not overwritten by it.
   __device__ void Finish(uint32_t n, const float (&o)[32]) {
-    const int lane = thread_ % 32;
-    ArriveOnce(shared_.keys_done[n % kSlots], lane);
+    shared_.keys_done[n % kSlots].Arrive();
     if constexpr (kStates > 1) WaitFor(shared_.rest_read, n);
     const uint32_t row = shared_.slots[n % kSlots].Output(which_) +
                          static_cast<uint32_t>(place_.column) * kOutputRow * 4;
@@ -64,7 +63,7 @@ class WalkState {
       }
     }
     FenceForBulk();
-    ArriveOnce(shared_.output[n % kSlots], lane);
+    shared_.output[n % kSlots].Arrive();
   }
 
   // All chunks of a unit, whose rows of the state begin at `rows` of a slot.
@@ -145,7 +144,7 @@ class WalkState {
       WaitForProducts<0>();
       Pin(d);
       Pin(o);
-      if constexpr (kStates > 1) ArriveOnce(shared_.rest_read[n % kSlots], thread_ % 32);
+      if constexpr (kStates > 1) shared_.rest_read[n % kSlots].Arrive();
       uint32_t decayed[4][4];
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
