@@ -1,6 +1,7 @@
 // Slots, strides, graphs and launch order of the fused decode step on a GPU.
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "gdn/kernels/fused_decode.h"
@@ -160,26 +161,21 @@ TEST_F(FusedDecodeSlots, GraphReplaysFollowTheIndices) {
     DeviceCall device(host);
     const Stream stream;
     const gdn_exec exec = stream.Exec();
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    Must(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
-    ASSERT_EQ(gdn_fused_decode(&exec, &device.args), GDN_OK) << gdn_last_error();
-    Must(cudaStreamEndCapture(stream.get(), &graph));
-    Must(cudaGraphInstantiate(&executable, graph, 0));
+    const CapturedGraph graph(stream, [&] {
+      ASSERT_EQ(gdn_fused_decode(&exec, &device.args), GDN_OK) << gdn_last_error();
+    });
     for (uint32_t seed : {1u, 2u, 3u}) {
       FusedShape changed = s;
       changed.seed = seed;
       changed.special_rows = seed != 1;
       const FusedCall before(changed);
       device.Upload(before);
-      Must(cudaGraphLaunch(executable, stream.get()));
+      graph.Launch();
       stream.Synchronize();
       FusedCall replayed = before;
       device.Download(replayed);
       ExpectSameBits(replayed, CudaResult(before));
     }
-    Must(cudaGraphExecDestroy(executable));
-    Must(cudaGraphDestroy(graph));
   }
 }
 
@@ -210,23 +206,24 @@ TEST_F(FusedDecodeSlots, EarlyStartKeepsTheOrder) {
       for (FusedCall& host : hosts) devices.push_back(std::make_unique<DeviceCall>(host));
       const Stream stream;
       const gdn_exec exec = stream.Exec();
-      cudaGraph_t graph = nullptr;
-      cudaGraphExec_t executable = nullptr;
-      if (mode == 2) Must(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal));
-      for (int layer = 0; layer < kLayers; ++layer) {
-        gdn_fused_decode_args& args = devices[layer]->args;
-        args.early_start = mode > 0;
-        if (layer + 1 < kLayers) {  // y becomes the v columns of the next layer.
-          const gdn_fused_decode_args& next = devices[layer + 1]->args;
-          args.y = static_cast<uint16_t*>(const_cast<void*>(next.x)) + next.v_offset;
-          args.y_token_stride = next.x_token_stride;
+      const auto enqueue = [&] {
+        for (int layer = 0; layer < kLayers; ++layer) {
+          gdn_fused_decode_args& args = devices[layer]->args;
+          args.early_start = mode > 0;
+          if (layer + 1 < kLayers) {  // y becomes the v columns of the next layer.
+            const gdn_fused_decode_args& next = devices[layer + 1]->args;
+            args.y = static_cast<uint16_t*>(const_cast<void*>(next.x)) + next.v_offset;
+            args.y_token_stride = next.x_token_stride;
+          }
+          ASSERT_EQ(gdn_fused_decode(&exec, &args), GDN_OK) << gdn_last_error();
         }
-        ASSERT_EQ(gdn_fused_decode(&exec, &args), GDN_OK) << gdn_last_error();
-      }
+      };
+      std::optional<CapturedGraph> graph;
       if (mode == 2) {
-        Must(cudaStreamEndCapture(stream.get(), &graph));
-        Must(cudaGraphInstantiate(&executable, graph, 0));
-        Must(cudaGraphLaunch(executable, stream.get()));
+        graph.emplace(stream, enqueue);
+        graph->Launch();
+      } else {
+        enqueue();
       }
       stream.Synchronize();
       for (const auto& device : devices) {
@@ -234,10 +231,6 @@ TEST_F(FusedDecodeSlots, EarlyStartKeepsTheOrder) {
         results[mode].push_back(device->conv_state.Bytes());
       }
       results[mode].push_back(devices.back()->y.Bytes());
-      if (mode == 2) {
-        Must(cudaGraphExecDestroy(executable));
-        Must(cudaGraphDestroy(graph));
-      }
     }
     EXPECT_TRUE(results[0] == results[1]);
     EXPECT_TRUE(results[0] == results[2]);

@@ -78,17 +78,14 @@ TEST_F(SamplingCudaBits, GraphServesWhateverTheArraysHold) {
   constexpr int64_t kVocab = 30000;
   for (const int32_t top_logprobs : {0, 3}) {
     DeviceSample sample(MixedBatch(random, kVocab, 16, top_logprobs, 0));
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    Must(cudaStreamBeginCapture(sample.stream().get(), cudaStreamCaptureModeThreadLocal));
-    EXPECT_EQ(gdn_sample(&sample.exec(), &sample.args()), GDN_OK) << gdn_last_error();
-    Must(cudaStreamEndCapture(sample.stream().get(), &graph));
-    Must(cudaGraphInstantiate(&executable, graph, 0));
+    const CapturedGraph graph(sample.stream(), [&] {
+      EXPECT_EQ(gdn_sample(&sample.exec(), &sample.args()), GDN_OK) << gdn_last_error();
+    });
     for (uint64_t seed = 1; seed < 8; ++seed) {
       SampleBatch batch = MixedBatch(random, kVocab, 16, top_logprobs, seed);
       batch.position[seed] = -1;
       sample.Upload(batch);
-      Must(cudaGraphLaunch(executable, sample.stream().get()));
+      graph.Launch();
       sample.stream().Synchronize();
       SampleResult got = sample.Result();
       SampleResult expected = SampleByRef(batch);
@@ -100,8 +97,6 @@ TEST_F(SamplingCudaBits, GraphServesWhateverTheArraysHold) {
       EXPECT_EQ(ExpectSameSamples(batch, got, expected), 0);
       EXPECT_EQ(got.token[seed], -1);
     }
-    Must(cudaGraphExecDestroy(executable));
-    Must(cudaGraphDestroy(graph));
   }
 }
 
