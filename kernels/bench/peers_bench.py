@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""This library beside flash-linear-attention (FLA) on one GPU, in one process, on tensors of the same
-values and sizes: the prefill of a layer, training the delta rule, the gated norm.
+"""This library beside flash-linear-attention (FLA), and where named SGLang's kernel, on one GPU, in one
+process, on tensors of the same values and sizes: the prefill of a layer, a decode step, training the
+delta rule, the gated norm.
 
 Times are medians over replays of CUDA graphs, ours and FLA's in turn. A graph holds calls on as many
 sets of tensors as exceed four times the L2 (training, whose tensors are larger, on one), so that each
@@ -12,17 +13,19 @@ prefill once before, with a bound, of the others after each case.
             HV 32 without copies of q and k, initial state in and final state out, FP32
   training  gdn_delta_rule_forward and _backward beside FLA's forward and autograd's backward
   norm      gdn_gated_rms_norm_forward and _backward beside the kernels of FLA's FusedRMSNormGated
+  decode    gdn_fused_decode beside FLA's fused_recurrent_gated_delta_rule and SGLang's decode kernel:
+            see peers_decode.py; --sglang=FILE is FlashInfer's benchmarks/gdn_triton_reference.py
 
 FLA (`fla`), torch and Triton must be importable. Triton compiles for minutes: --processes=N compiles
 first, in N processes, into TRITON_CACHE_DIR.
 
-usage: peers_bench.py LIBRARY [--tables=prefill,training,norm] [--prefill=1x1024,...]
-       [--training=8x4096,...] [--norm=ROWSxDIM,...] [--replays=20] [--processes=0]
+usage: peers_bench.py LIBRARY [--tables=prefill,training,norm,decode] [--prefill=1x1024,...]
+       [--training=8x4096,...] [--norm=ROWSxDIM,...] [--decode=HVxBATCH,...] [--sglang=FILE]
+       [--replays=20] [--processes=0]
 """
 
 import argparse
 import os
-import statistics
 import sys
 import time
 
@@ -33,66 +36,15 @@ import torch
 import torch.nn.functional as F
 
 import peers_fla
+import peers_decode
 from gdn_torch import BF16, F32, DeltaRule, FusedPrefill, GatedRmsNorm, Library
+from peers_timing import apart, medians, packed, sets_for, uniform
 
 H, HV, D, WIDTH, EPS = 16, 32, 128, 4, 1e-6
 KEYS, VALUES = H * D, HV * D
 CHANNELS = 2 * KEYS + VALUES
 LINE = CHANNELS + VALUES + 2 * HV
 NORM_ROWS = 65536  # Rows that share a compiled norm of q and k in FLA.
-
-
-def uniform(*shape, low=-1.0, high=1.0, dtype=torch.bfloat16):
-    return torch.empty(shape, dtype=dtype, device="cuda").uniform_(low, high)
-
-
-def sets_for(tensor_bytes):
-    l2 = torch.cuda.get_device_properties(0).L2_cache_size
-    return max(1, min(64, 4 * l2 // tensor_bytes + 1))
-
-
-def packed(sequences, length, dtype):
-    return torch.arange(sequences + 1, device="cuda", dtype=dtype) * length
-
-
-def apart(theirs, ours):
-    theirs, ours = theirs.float(), ours.float()
-    return ((theirs - ours).norm() / ours.norm()).item()
-
-
-class Graph:
-    """Calls captured once; each keeps its outputs, so that they do not share memory."""
-
-    def __init__(self, calls):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            calls[0]()  # Triton compiles and tunes here.
-        torch.cuda.synchronize()
-        self.graph, self.calls = torch.cuda.CUDAGraph(), len(calls)
-        with torch.cuda.graph(self.graph, stream=stream):
-            self.kept = [call() for call in calls]
-
-    def replay_ms(self):
-        """Milliseconds a call of one replay."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        self.graph.replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / self.calls
-
-
-def medians(named_calls, replays):
-    """Milliseconds a call, of each list of calls, replayed in turn; three rounds do not count."""
-    graphs = {name: Graph(calls) for name, calls in named_calls.items()}
-    times = {name: [] for name in graphs}
-    for i in range(replays + 3):
-        for name, graph in graphs.items():
-            ms = graph.replay_ms()
-            if i >= 3:
-                times[name].append(ms)
-    return {name: statistics.median(list_) for name, list_ in times.items()}
 
 
 class Layer:
@@ -296,8 +248,11 @@ def norm_table(library, cases, replays):
         sets[0].compare(library)
 
 
-def compile_part(part, options):
+def compile_part(part, options, rank, ranks):
     """Launches every kernel of a table once, at small sizes where the size does not matter."""
+    if part == "decode":
+        peers_decode.compile_kernels(options.decode[rank::ranks], options.sglang)
+        return
     if part == "prefill":
         lengths = {sequences * length for sequences, length in options.prefill}
         with torch.no_grad():
@@ -329,6 +284,9 @@ def parse():
         "1x1024,1x8192,1x32768,1x131072,16x2048,8x8192,64x256,128x512"))
     parser.add_argument("--training", type=pairs, default=pairs("8x4096,1x32768"))
     parser.add_argument("--norm", type=pairs, default=pairs("65536x128,65536x64,65536x256"))
+    parser.add_argument("--decode", type=pairs, default=[
+        (heads, batch) for heads in (16, 32, 48, 64) for batch in (1, 4, 16, 64, 256, 512)])
+    parser.add_argument("--sglang")
     parser.add_argument("--replays", type=int, default=20)
     parser.add_argument("--processes", type=int, default=0)
     parser.add_argument("--compile", help=argparse.SUPPRESS)  # PART:RANK:RANKS
@@ -343,24 +301,27 @@ def main():
     if options.compile:
         part, rank, ranks = options.compile.split(":")
         peers_fla.compile_share(int(rank), int(ranks))
-        compile_part(part, options)
+        compile_part(part, options, int(rank), int(ranks))
         return
     begin = time.monotonic()
     library = Library(options.library, "cuda")
     tables = options.tables.split(",")
     if options.processes:
-        shares = {"prefill": 0.4, "training": 0.6}
-        peers_fla.compile_in_parallel(
-            [a for a in sys.argv if not a.startswith("--processes=")],
-            {part: share for part, share in shares.items()
-             if part in tables or part == "training" and "norm" in tables}, options.processes)
+        shares = {"prefill": 0.4, "training": 0.6, "decode": 1.0}
+        wanted = {"training" if table == "norm" else table for table in tables}
+        whole = sum(shares[part] for part in wanted)
+        peers_fla.compile_in_parallel([a for a in sys.argv if not a.startswith("--processes=")],
+                                      {part: shares[part] / whole for part in sorted(wanted)},
+                                      options.processes)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, compiled in "
           f"{time.monotonic() - begin:.0f} s", flush=True)
     for name, table, cases in (("norm", norm_table, options.norm),
                                ("training", training_table, options.training),
-                               ("prefill", prefill_table, options.prefill)):
+                               ("prefill", prefill_table, options.prefill),
+                               ("decode", peers_decode.table, options.decode)):
         if name in tables:
-            table(library, cases, options.replays)
+            more = (options.sglang,) if name == "decode" else ()
+            table(library, cases, options.replays, *more)
             print(f"({time.monotonic() - begin:.0f} s)", flush=True)
             torch.cuda.empty_cache()
 
