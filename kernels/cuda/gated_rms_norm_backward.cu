@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/partial_sums.cuh"
+#include "kernels/cuda/tiled_sums.cuh"
 
 namespace gdn::cuda {
 namespace {
@@ -34,7 +34,7 @@ int64_t Partials(const gdn_gated_rms_norm_input& in) {
 
 // The bytes of an access of the tuned kernels to x, gate and dy; 0: they do not cover this call.
 int TunedUnit(const GatedBackward& p) {
-  const int64_t dim = p.args.in.dim;
+  const int64_t dim = p.dim;
   const int unit = std::min({p.x_unit, p.gate_unit, p.dy_unit});
   const bool tuned = dim == 64 || dim == 128 || dim == 256;
   const bool covers = tuned && p.dx_vectors && p.dgate_vectors && p.axes.rows < kMaxDivided;
@@ -43,7 +43,7 @@ int TunedUnit(const GatedBackward& p) {
 
 cudaError_t LaunchKernel(const GatedBackward& p, int threads, void (*kernel)(GatedBackward),
                          bool early, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(Partials(p.args.in)));
+  const dim3 grid(static_cast<unsigned>((p.axes.rows + p.partial_rows - 1) / p.partial_rows));
   return LaunchMaybeEarly(early, grid, dim3(static_cast<unsigned>(threads)), 0, stream, kernel, p);
 }
 
@@ -52,7 +52,7 @@ cudaError_t LaunchTuned(const GatedBackward& p, bool early, cudaStream_t stream)
   const auto launch = [&](int threads, void (*kernel)(GatedBackward)) {
     return LaunchKernel(p, threads, kernel, early, stream);
   };
-  switch (p.args.in.dim) {
+  switch (p.dim) {
     case 64:
       return launch(kBackwardThreads<64>, BackwardRows<X, G, Unit, kDense, 64, kSilu>);
     case 128:
@@ -77,50 +77,49 @@ cudaError_t Launch(const GatedBackward& p, bool early, cudaStream_t stream) {
     return LaunchKernel(p, threads, kernel, early, stream);
   };
   constexpr int kBlock = 256;
-  if (p.args.in.dim <= kStreamsMaxDim) {
+  if (p.dim <= kStreamsMaxDim) {
     return launch(kAnyBackwardThreads<32>, BackwardAnyRows<X, G, 32, 1, kSilu>);
   }
-  return p.args.in.dim <= kBlock * kVectorElements
+  return p.dim <= kBlock * kVectorElements
              ? launch(kBlock, BackwardAnyRows<X, G, kBlock, 1, kSilu>)
              : launch(kBlock, BackwardAnyRows<X, G, kBlock, 4, kSilu>);
 }
 
-template <typename X, typename G>
-cudaError_t Launch(const GatedBackward& p, bool early, cudaStream_t stream) {
-  return p.args.in.activation == GDN_GATE_SILU ? Launch<X, G, true>(p, early, stream)
-                                               : Launch<X, G, false>(p, early, stream);
-}
-
 GatedBackward Describe(const gdn_exec& exec, const gdn_gated_rms_norm_backward_args& args) {
+  const gdn_gated_rms_norm_input& in = args.in;
+  const auto aligned = [&](const void* data) {
+    return in.dim % kVectorElements == 0 && IsAligned(data, 16);
+  };
   GatedBackward p{};
-  p.args = args;
-  gdn_gated_rms_norm_input& in = p.args.in;
-  in.x_strides = UsedStrides(in, in.x_strides);
-  in.gate_strides = UsedStrides(in, in.gate_strides);
-  p.args.dy_strides = UsedStrides(in, args.dy_strides);
+  p.x = in.x;
+  p.gate = in.gate;
+  p.dy = args.dy;
+  p.rstd = args.rstd;
+  p.dx = args.dx;
+  p.dgate = args.dgate;
+  p.partial = static_cast<float*>(exec.workspace);
+  p.gamma = {in.gamma, in.gamma_dtype, in.zero_centered_gamma != 0, aligned(in.gamma)};
+  p.partial_rows = PartialRows(in);
   p.axes = AxesOf(in);
-  p.dense =
-      IsDense(in, in.x_strides) && IsDense(in, in.gate_strides) && IsDense(in, p.args.dy_strides);
+  p.dim = in.dim;
+  p.x_strides = UsedStrides(in, in.x_strides);
+  p.gate_strides = UsedStrides(in, in.gate_strides);
+  p.dy_strides = UsedStrides(in, args.dy_strides);
+  p.dense = IsDense(in, p.x_strides) && IsDense(in, p.gate_strides) && IsDense(in, p.dy_strides);
   const int64_t x_size = in.x_dtype == GDN_F32 ? 4 : 2;
   const int64_t gate_size = in.gate_dtype == GDN_F32 ? 4 : 2;
-  const auto aligned = [&](const void* data) {
-    return in.dim % kVectorElements == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  };
-  p.x_unit = UnitOf(in, in.x, x_size, in.x_strides);
-  p.gate_unit = UnitOf(in, in.gate, gate_size, in.gate_strides);
-  p.dy_unit = UnitOf(in, args.dy, x_size, p.args.dy_strides);
-  p.gamma_vectors = aligned(in.gamma);
+  p.x_unit = UnitOf(in, in.x, x_size, p.x_strides);
+  p.gate_unit = UnitOf(in, in.gate, gate_size, p.gate_strides);
+  p.dy_unit = UnitOf(in, args.dy, x_size, p.dy_strides);
   p.dx_vectors = aligned(args.dx);
   p.dgate_vectors = aligned(args.dgate);
-  p.partial_rows = PartialRows(in);
-  p.partial = static_cast<float*>(exec.workspace);
   return p;
 }
 
 }  // namespace
 
 size_t GatedRmsNormBackwardWorkspace(const gdn_gated_rms_norm_backward_args& args) {
-  return static_cast<size_t>(Partials(args.in) * TiledColumns(args.in.dim)) * sizeof(float);
+  return static_cast<size_t>(TiledElements(Partials(args.in), args.in.dim)) * sizeof(float);
 }
 
 gdn_status GatedRmsNormBackward(const gdn_exec& exec,
@@ -132,22 +131,21 @@ gdn_status GatedRmsNormBackward(const gdn_exec& exec,
     const GatedBackward p = Describe(exec, args);
     const bool early = device.compute_capability >= 90;
     cudaError_t error = cudaSuccess;
+    const bool silu = args.in.activation == GDN_GATE_SILU;
+    const auto launch = [&]<typename X, typename G>() {
+      return silu ? Launch<X, G, true>(p, early, Stream(exec))
+                  : Launch<X, G, false>(p, early, Stream(exec));
+    };
     ForElementType(args.in.x_dtype, [&]<typename X>() {
-      error = args.in.gate_dtype == GDN_F32 ? Launch<X, float>(p, early, Stream(exec))
-                                            : Launch<X, X>(p, early, Stream(exec));
+      error = args.in.gate_dtype == GDN_F32 ? launch.template operator()<X, float>()
+                                            : launch.template operator()<X, X>();
     });
     if (error != cudaSuccess) (void)cudaGetLastError();
     if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   }
-  const PartialSums sums = {static_cast<const float*>(exec.workspace),
-                            partials,
-                            args.in.dim,
-                            args.dgamma,
-                            args.in.gamma_dtype,
-                            0,
-                            nullptr,
-                            true};
-  return LaunchPartialSums(kOp, sums, device, Stream(exec));
+  const TiledSums sums = {static_cast<const float*>(exec.workspace), partials, args.in.dim,
+                          args.dgamma, args.in.gamma_dtype};
+  return LaunchTiledSums(kOp, sums, device, Stream(exec));
 }
 
 }  // namespace gdn::cuda

@@ -56,20 +56,30 @@ __device__ inline void RoundAll(Floats8& values) {
   WidenAll(NarrowAll<T>(values), values);
 }
 
+struct Gamma {
+  const void* data;
+  gdn_dtype dtype;
+  bool zero_centered;
+  bool vectors;  // Of 16 bytes.
+};
+
 // gamma, or 1 + gamma, of columns i to i + 7; zeros beyond the row's end.
-__device__ inline void LoadWeight(const gdn_gated_rms_norm_input& in, bool vectors, int64_t i,
-                                  Floats8& weight) {
-  if (in.gamma_dtype == GDN_F32) {
-    LoadRow(static_cast<const float*>(in.gamma), 1, vectors, i, in.dim, weight);
-  } else if (in.gamma_dtype == GDN_BF16) {
-    LoadRow(static_cast<const Bf16*>(in.gamma), 1, vectors, i, in.dim, weight);
+__device__ inline void LoadWeight(const Gamma& gamma, int64_t i, int64_t dim, Floats8& weight) {
+  if (gamma.dtype == GDN_F32) {
+    LoadRow(static_cast<const float*>(gamma.data), 1, gamma.vectors, i, dim, weight);
+  } else if (gamma.dtype == GDN_BF16) {
+    LoadRow(static_cast<const Bf16*>(gamma.data), 1, gamma.vectors, i, dim, weight);
   } else {
-    LoadRow(static_cast<const F16*>(in.gamma), 1, vectors, i, in.dim, weight);
+    LoadRow(static_cast<const F16*>(gamma.data), 1, gamma.vectors, i, dim, weight);
   }
-  if (in.zero_centered_gamma != 0) {
+  if (gamma.zero_centered) {
 #pragma unroll
     for (int e = 0; e < kVectorElements; ++e) weight[e] += 1.0f;
   }
+}
+__device__ inline void LoadWeight(const gdn_gated_rms_norm_input& in, bool vectors, int64_t i,
+                                  Floats8& weight) {
+  LoadWeight({in.gamma, in.gamma_dtype, in.zero_centered_gamma != 0, vectors}, i, in.dim, weight);
 }
 
 __device__ inline float GateAct(bool silu, float gate) {

@@ -16,23 +16,14 @@ constexpr int kSumColumns = 8;
 // Columns [0, columns) of the partial rows go to `sums`, the next `more_columns` to `more_sums`,
 // unless that is NULL. Without partial rows the sums are zeros.
 struct PartialSums {
-  const float* partial;  // [count, columns + more_columns], or tiles.
+  const float* partial;  // [count, columns + more_columns]
   int64_t count;
   int64_t columns;
   void* sums;
   gdn_dtype dtype;
   int64_t more_columns;
   float* more_sums;
-  bool tiled = false;  // The partial rows are tiles.
 };
-
-// Tiles: [columns / 8 rounded up, count, 8]. What a block sums lies together then, in whole lines.
-inline int64_t TiledColumns(int64_t columns) {
-  return (columns + kSumColumns - 1) / kSumColumns * kSumColumns;
-}
-__device__ inline int64_t TiledPlace(int64_t count, int64_t row, int64_t column) {
-  return (column / kSumColumns * count + row) * kSumColumns + column % kSumColumns;
-}
 
 // kLanes threads a column, which add every kLanes-th row and then each other's sums, in halves.
 template <int kLanes>
@@ -45,8 +36,7 @@ __global__ void __launch_bounds__(kSumColumns* kLanes)
   const int64_t column = blockIdx.x * int64_t{kSumColumns} + threadIdx.x % kSumColumns;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t stride = p.tiled ? kSumColumns : width;
-  const float* const from = p.partial + (p.tiled ? TiledPlace(p.count, 0, column) : column);
+  const float* const from = p.partial + column;
   WaitForPreviousKernel();
   AllowNextKernel();
   float sum = 0.0f;
@@ -56,12 +46,12 @@ __global__ void __launch_bounds__(kSumColumns* kLanes)
       float value[kLoads];
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        value[i] = __ldcg(from + (row + i * kLanes) * stride);
+        value[i] = __ldcg(from + (row + i * kLanes) * width);
       }
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) sum += value[i];
     }
-    for (; row < p.count; row += kLanes) sum += __ldcg(from + row * stride);
+    for (; row < p.count; row += kLanes) sum += __ldcg(from + row * width);
   }
   sum = LaneSum<32 - kSumColumns>(sum);
   if (lane < kSumColumns) of_warps[warp][lane] = sum;
