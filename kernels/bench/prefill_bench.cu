@@ -4,8 +4,8 @@
 // Times are medians over replays of a CUDA graph, per layer. Launches rotate over as many layers
 // (projections, states, outputs) as exceed four times the L2; what lies between the ops is shared,
 // as the layers of a model share it. TFLOP/s count the matrix products that the fused op's walk
-// executes, over the faster walk's time; `% peak` is their share of the tensor cores' at the
-// device's highest clock.
+// executes, over its time; `% peak` is their share of the tensor cores' at the device's highest
+// clock.
 //
 // usage: prefill_bench [--cases=1x1024,16x2048,...] [--heads=16:32,...] [--replays=20]
 //                      [--fused-only]
@@ -26,6 +26,7 @@
 #include "gdn/kernels/gated_rms_norm.h"
 #include "gdn/kernels/gates.h"
 #include "kernels/bench/cuda_bench.h"
+#include "kernels/cuda/delta_rule_chunk.h"
 #include "kernels/cuda/fused_prefill.h"
 
 namespace {
@@ -70,9 +71,9 @@ class Bench {
   }
 
   void Run() {
-    std::printf("\n%-7s %-9s | %8s %8s %8s %8s %8s %8s | %8s | %8s %8s %8s | %8s %7s %6s\n", "H:HV",
+    std::printf("\n%-7s %-9s | %8s %8s %8s %8s %8s %8s | %8s | %8s %8s | %8s %7s %6s\n", "H:HV",
                 "case", "conv", "gates", "whole", "halves", "rule", "norm", "separate", "way in",
-                "whole", "halves", "layer ms", "TFLOP/s", "% peak");
+                "walk", "layer ms", "TFLOP/s", "% peak");
     for (const auto& [key_heads, value_heads] : options_.heads) {
       for (const Case& c : options_.cases) Layer(key_heads, value_heads, c);
     }
@@ -262,27 +263,24 @@ class Bench {
     gdn::cuda::FusedPrefillChunks(fused, workspace.get(), &chunks_at);
     const double in_ms = Time(launches, [&](int i) {
       l.x = x.get() + i % layers * tokens * line;
-      Must(gdn::cuda::LaunchWayIn(exec, fused, chunks_at, {Split::kWhole, 0}));
+      Must(gdn::cuda::LaunchWayIn(exec, fused, chunks_at, {0}));
     });
-    const auto run_walk = [&](int i, Split split) {
+    const double walk_ms = Time(launches, [&](int i) {
       const int64_t layer = i % layers;
       l.x = x.get() + layer * tokens * line;
       l.y = y.get() + layer * tokens * values;
       l.state = state.get() + layer * state_size;
-      Must(gdn::cuda::LaunchWalk(exec, device, fused, chunks_at, {split, 0}));
-    };
-    const double walk_whole_ms = Time(launches, [&](int i) { run_walk(i, Split::kWhole); });
-    const double walk_halves_ms = Time(launches, [&](int i) { run_walk(i, Split::kHalves); });
+      Must(gdn::cuda::LaunchWalk(exec, device, fused, chunks_at, {0}));
+    });
     const double chunks = static_cast<double>(c.sequences * ((c.length + kChunk - 1) / kChunk));
-    const double rate = chunks * static_cast<double>(value_heads) * kFlopsPerChunk /
-                        std::min(walk_whole_ms, walk_halves_ms) * 1e-9;
+    const double rate = chunks * static_cast<double>(value_heads) * kFlopsPerChunk / walk_ms * 1e-9;
     std::printf(
         "%2lld:%-4lld %3lldx%-5lld | %8.4f %8.4f %8.4f %8.4f %8.4f %8.4f | %8.4f | %8.4f %8.4f "
-        "%8.4f | %8.4f %7.1f %6.1f\n",
+        "| %8.4f %7.1f %6.1f\n",
         static_cast<long long>(key_heads), static_cast<long long>(value_heads),
         static_cast<long long>(c.sequences), static_cast<long long>(c.length), conv_ms, gates_ms,
-        whole_ms, halves_ms, rule_ms, norm_ms, layer_ms, in_ms, walk_whole_ms, walk_halves_ms,
-        fused_ms, rate, 100.0 * rate / peak_);
+        whole_ms, halves_ms, rule_ms, norm_ms, layer_ms, in_ms, walk_ms, fused_ms, rate,
+        100.0 * rate / peak_);
     std::fflush(stdout);
   }
 

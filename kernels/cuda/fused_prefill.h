@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "gdn/kernels/fused_prefill.h"
-#include "kernels/cuda/delta_rule_chunk.h"
 #include "kernels/cuda/launch.h"
 
 namespace gdn::cuda {
@@ -29,7 +28,6 @@ constexpr int64_t ChunkItems(int64_t key_heads, int64_t value_heads) {
 
 // How a call is divided. Whatever it is, the results are the same bits.
 struct PrefillPlan {
-  ChunkedSplit split;
   // Multiprocessors that prepare chunks while the others walk them; 0: all do, one after the other.
   int stream_blocks;
 };

@@ -73,11 +73,10 @@ FusedShape Shape(int64_t key_heads = 2, int64_t ratio = 2) {
 }
 
 // Ways to divide a call; Auto is the library's own.
-constexpr cuda::PrefillPlan kAuto = {cuda::ChunkedSplit::kAuto, 0};
-constexpr cuda::PrefillPlan kWhole = {cuda::ChunkedSplit::kWhole, 0};
-constexpr cuda::PrefillPlan kHalves = {cuda::ChunkedSplit::kHalves, 0};
-constexpr cuda::PrefillPlan kWholeStream = {cuda::ChunkedSplit::kWhole, 40};
-constexpr cuda::PrefillPlan kHalvesStream = {cuda::ChunkedSplit::kHalves, 2};
+constexpr cuda::PrefillPlan kAuto = {-1};
+constexpr cuda::PrefillPlan kInTurn = {0};
+constexpr cuda::PrefillPlan kStream = {2};
+constexpr cuda::PrefillPlan kWideStream = {40};
 
 void Launch(const gdn_fused_prefill_args& args, const cuda::PrefillPlan& plan) {
   const Stream stream;
@@ -87,7 +86,7 @@ void Launch(const gdn_fused_prefill_args& args, const cuda::PrefillPlan& plan) {
   const DeviceBuffer workspace(std::vector<uint8_t>(bytes, 0xff));  // NaNs
   exec.workspace = workspace.get();
   exec.workspace_bytes = bytes;
-  if (plan.split == cuda::ChunkedSplit::kAuto) {
+  if (plan.stream_blocks < 0) {
     ASSERT_EQ(gdn_fused_prefill(&exec, &args), GDN_OK) << gdn_last_error();
   } else {
     cuda::Device device;
@@ -151,11 +150,10 @@ void ExpectLikeRef(const PrefillCall& before, double y_bound = 5e-3, double stat
 
 // A call that the tuned kernels cover: with any plan the same bits, close to REF's.
 void ExpectTunedLikeRef(const PrefillCall& before) {
-  const PrefillCall whole = Result(before, kWhole);
-  for (const cuda::PrefillPlan& plan : {kAuto, kHalves, kWholeStream, kHalvesStream}) {
-    SCOPED_TRACE("split " + std::to_string(static_cast<int>(plan.split)) + ", stream " +
-                 std::to_string(plan.stream_blocks));
-    ExpectSameBits(Result(before, plan), whole);
+  const PrefillCall in_turn = Result(before, kInTurn);
+  for (const cuda::PrefillPlan& plan : {kAuto, kStream, kWideStream}) {
+    SCOPED_TRACE("stream " + std::to_string(plan.stream_blocks));
+    ExpectSameBits(Result(before, plan), in_turn);
   }
   ExpectLikeRef(before);
 }
@@ -235,6 +233,26 @@ TEST_F(FusedPrefill, LinesBehindTheLastSequenceChangeNothing) {
   ExpectTunedLikeRef(call);
 }
 
+// More sequences and heads than blocks, which change from one state to the next: with all kinds of
+// rows, and with states that begin at multiples of 16 bytes and such that do not.
+TEST_F(FusedPrefill, ABlockTakesManyStates) {
+  std::vector<int32_t> lengths;
+  for (int i = 0; i < 4; ++i) {
+    for (int32_t length : {70, 0, 1, 64, 2, 130, 64, 3, 65, 200}) lengths.push_back(length);
+  }
+  uint32_t seed = 50;
+  for (gdn_dtype state : {GDN_F32, GDN_BF16}) {
+    for (int64_t pad : {8, 2}) {
+      SCOPED_TRACE("state " + std::to_string(state) + ", pad " + std::to_string(pad));
+      FusedShape shape = Shape(1, 6);
+      shape.state_dtype = state;
+      shape.state_pad = pad;
+      shape.seed = seed++;
+      ExpectTunedLikeRef(PrefillCall(shape, lengths));
+    }
+  }
+}
+
 TEST_F(FusedPrefill, NoTokensLeaveTheStates) {
   FusedShape shape = Shape();
   shape.special_rows = false;
@@ -292,7 +310,7 @@ TEST_F(FusedPrefill, ASequenceAloneAndAmongOthersIsTheSameBits) {
   const PrefillCall before(shape, lengths);
   const PrefillCall together = Result(before);
   // More units than blocks, of halves too.
-  for (const cuda::PrefillPlan& plan : {kWhole, kHalves, kWholeStream, kHalvesStream}) {
+  for (const cuda::PrefillPlan& plan : {kInTurn, kStream, kWideStream}) {
     ExpectSameBits(Result(before, plan), together);
   }
   for (int64_t i : {5, 77, 127}) {
@@ -347,7 +365,7 @@ PrefillCall PrefixResult(const PrefillCall& before, int64_t i, int64_t length) {
 
 TEST_F(FusedPrefill, CheckpointsAreTheStatesAfterPrefixes) {
   for (int64_t every : {64, 128}) {
-    FusedShape shape = Shape(1, 3);
+    FusedShape shape = Shape(2, 6);  // Some blocks take two states.
     shape.spare_slots = 12;
     PrefillCall before(shape, {200, 64, 63, 0, 0, 330, 128});  // Row 3 is padding.
     const PrefillCall plain = Result(before);
@@ -369,7 +387,7 @@ TEST_F(FusedPrefill, CheckpointsAreTheStatesAfterPrefixes) {
     }
     PrefillCall got = Result(before);
     EXPECT_TRUE(got.y.bytes() == plain.y.bytes());
-    for (const cuda::PrefillPlan& plan : {kWhole, kHalves, kWholeStream, kHalvesStream}) {
+    for (const cuda::PrefillPlan& plan : {kInTurn, kStream, kWideStream}) {
       ExpectSameBits(Result(before, plan), got);
     }
     // Each is what the prefix alone leaves; with them put back, nothing else differs.
@@ -423,7 +441,7 @@ TEST_F(FusedPrefill, CheckpointsAreTheStatesAfterPrefixes) {
 TEST_F(FusedPrefill, RepeatsAreTheSameBits) {
   const PrefillCall before(Shape(), {200, 64, 500, 1, 33});
   const PrefillCall first = Result(before);
-  for (const cuda::PrefillPlan& plan : {kWhole, kHalves, kWholeStream, kHalvesStream}) {
+  for (const cuda::PrefillPlan& plan : {kInTurn, kStream, kWideStream}) {
     for (int i = 0; i < 250; ++i) {
       ExpectSameBits(Result(before, plan), first);
       if (HasFailure()) return;

@@ -1,6 +1,7 @@
 #include "kernels/cuda/fused_prefill_walk.cuh"
 
 #include "kernels/cuda/fused_prefill.h"
+#include "kernels/cuda/fused_prefill_walk_load.cuh"
 #include "kernels/cuda/fused_prefill_walk_output.cuh"
 #include "kernels/cuda/fused_prefill_walk_state.cuh"
 
@@ -12,58 +13,51 @@ using namespace chunk;  // NOLINT(build/namespaces)
 constexpr char kOp[] = "fused_prefill";
 constexpr int kSharedAlignment = kPanelAlignment;
 
-template <int kStates>
-constexpr int kThreads = kGroup*(1 + kOutputs<kStates> + kStates);
-// Registers of a role's threads: with two state roles, all that a multiprocessor has.
-template <int kStates>
-constexpr int kStateRegisters = kStates == 2 ? 192 : 240;
-template <int kStates>
-constexpr int kOutputRegisters = kStates == 2 ? 88 : 112;
-template <int kStates>
-constexpr int kLoadRegisters = 40;
+constexpr int kThreads = kGroup * (1 + kOutputs + 1);
+// Registers of a role's threads: together all that a multiprocessor has.
+constexpr int kStateRegisters = 240;
+constexpr int kOutputRegisters = 112;
+constexpr int kLoadRegisters = 48;
 
-template <typename X, int kStates, bool kPlain>
-__global__ void __launch_bounds__(kThreads<kStates>, 1)
-    WalkKernel(const __grid_constant__ WalkParams p) {
+template <typename X, bool kPlain>
+__global__ void __launch_bounds__(kThreads, 1) WalkKernel(const __grid_constant__ WalkParams p) {
 #ifdef GDN_WGMMA
   extern __shared__ char raw[];
-  auto& shared = *reinterpret_cast<WalkShared<kStates>*>(
+  auto& shared = *reinterpret_cast<WalkShared*>(
       raw + (kSharedAlignment - SharedAddress(raw) % kSharedAlignment) % kSharedAlignment);
   if (threadIdx.x == 0) shared.Init();
   shared.ClearTriangles();
   __syncthreads();  // The cluster's barrier orders no memory.
-  if constexpr (kStates == 1) {
-    // The other block sends to this one's barriers.
-    ClusterArrive();
-    ClusterWait();
-  }
+  // The other block sends to this one's barriers.
+  ClusterArrive();
+  ClusterWait();
   const int thread = static_cast<int>(threadIdx.x);
   const int group = thread / kGroup;
   if (group == 0) {
-    ShrinkRegisters<kLoadRegisters<kStates>>();
+    ShrinkRegisters<kLoadRegisters>();
     if (thread == 0) LoadRole(p, shared);
-  } else if (group <= kOutputs<kStates>) {
-    ShrinkRegisters<kOutputRegisters<kStates>>();
-    WalkOutput<X, kStates, kPlain>(p, shared, thread - kGroup).Run();
+    if (thread >= kGroup - kMovers) MoveRole(p, shared, thread - (kGroup - kMovers));
+  } else if (group <= kOutputs) {
+    ShrinkRegisters<kOutputRegisters>();
+    WalkOutput<X, kPlain>(p, shared, thread - kGroup).Run();
   } else {
-    GrowRegisters<kStateRegisters<kStates>>();
-    WalkState<kStates>(p, shared, group - 1 - kOutputs<kStates>, thread % kGroup).Run();
+    GrowRegisters<kStateRegisters>();
+    WalkState(p, shared, thread % kGroup).Run();
   }
 #endif
 }
 
-template <typename X, int kStates, bool kPlain>
+template <typename X, bool kPlain>
 gdn_status LaunchKernel(const gdn_exec& exec, const Device& device, WalkParams& p) {
-  constexpr size_t kBytes = sizeof(WalkShared<kStates>) + kSharedAlignment;
+  constexpr size_t kBytes = sizeof(WalkShared) + kSharedAlignment;
   static_assert(kBytes <= 232448);
-  const cudaError_t error = AllowSharedMemory<WalkKernel<X, kStates, kPlain>>(kBytes, false);
+  const cudaError_t error = AllowSharedMemory<WalkKernel<X, kPlain>>(kBytes, false);
   if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
-  constexpr int kParts = 2 / kStates;
   p.units = static_cast<int32_t>(p.args.sequences * p.args.value_heads * kParts);
   const int most = device.multiprocessors / kParts * kParts;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(p.units < most ? p.units : most));
-  config.blockDim = dim3(kThreads<kStates>);
+  config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = kBytes;
   config.stream = Stream(exec);
   cudaLaunchAttribute attributes[2] = {};
@@ -73,16 +67,15 @@ gdn_status LaunchKernel(const gdn_exec& exec, const Device& device, WalkParams& 
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   config.attrs = attributes;
   config.numAttrs = 2;
-  cudaLaunchKernelEx(&config, WalkKernel<X, kStates, kPlain>, p);
+  cudaLaunchKernelEx(&config, WalkKernel<X, kPlain>, p);
   return CheckLaunch(kOp);
 }
 
-template <typename X, int kStates>
+template <typename X>
 gdn_status Launch(const gdn_exec& exec, const Device& device, WalkParams& p) {
   const bool plain =
       p.layer.round_o == 0 && p.layer.round_before_gate == 0 && p.layer.activation == GDN_GATE_SILU;
-  return plain ? LaunchKernel<X, kStates, true>(exec, device, p)
-               : LaunchKernel<X, kStates, false>(exec, device, p);
+  return plain ? LaunchKernel<X, true>(exec, device, p) : LaunchKernel<X, false>(exec, device, p);
 }
 
 bool IsVector(const void* data, int64_t stride, int64_t offset = 0) {
@@ -120,7 +113,7 @@ PrefillPlan PlanPrefill(const Device& device, const gdn_fused_decode_args& layer
   const int64_t blocks = 2 * layer.rows * layer.value_heads;
   const int streams =
       4 * blocks <= device.multiprocessors ? device.multiprocessors - static_cast<int>(blocks) : 0;
-  return {ChunkedSplit::kHalves, streams};
+  return {streams};
 }
 
 gdn_status LaunchWalk(const gdn_exec& exec, const Device& device,
@@ -140,6 +133,9 @@ gdn_status LaunchWalk(const gdn_exec& exec, const Device& device,
   p.args.write_index = a.write_index;
   p.args.fresh = a.fresh;
   p.ratio = static_cast<int32_t>(a.value_heads / a.key_heads);
+  const int64_t element = a.state_dtype == GDN_F32 ? 4 : 2;
+  p.moves =
+      reinterpret_cast<uintptr_t>(a.state) % 16 == 0 && a.state_slot_stride * element % 16 == 0;
   p.layer = a;
   p.keys = static_cast<const char*>(chunks.keys);
   p.values = static_cast<const char*>(chunks.values);
@@ -147,10 +143,7 @@ gdn_status LaunchWalk(const gdn_exec& exec, const Device& device,
   p.scalars = static_cast<const char*>(chunks.scalars);
   p.ready = plan.stream_blocks > 0 ? chunks.ready : nullptr;
   p.items = ChunkItems(a.key_heads, a.value_heads);
-  if (plan.split == ChunkedSplit::kHalves) {
-    return a.dtype == GDN_BF16 ? Launch<Bf16, 1>(exec, device, p) : Launch<F16, 1>(exec, device, p);
-  }
-  return a.dtype == GDN_BF16 ? Launch<Bf16, 2>(exec, device, p) : Launch<F16, 2>(exec, device, p);
+  return a.dtype == GDN_BF16 ? Launch<Bf16>(exec, device, p) : Launch<F16>(exec, device, p);
 }
 
 }  // namespace gdn::cuda

@@ -1,23 +1,24 @@
-// The walk over prepared chunks (fused_prefill_chunk.cuh): what its roles share. A block takes a
-// sequence's value head, or half of the head's value columns; the two halves are then a cluster.
+// The walk over prepared chunks (fused_prefill_chunk.cuh): what its roles share. A block takes half
+// of the columns of a sequence's value head; the two halves are a cluster.
 //
-// Roles, a warpgroup each, a pipeline through shared memory:
-//     load:   one thread has the copy engine bring the chunks
-//     state:  64 value columns of S; one or two of these        (fused_prefill_walk_state.cuh)
-//     output: the gated norm of a chunk's output; two or one    (fused_prefill_walk_output.cuh)
+// Roles, a pipeline through shared memory:
+//     load:   one thread has the copy engine bring the chunks   (fused_prefill_walk_load.cuh)
+//     move:   states on their way in and out, the other warps   (fused_prefill_walk_load.cuh)
+//     output: the gated norm of a chunk's output, two warpgroups
+//                                                               (fused_prefill_walk_output.cuh)
+//     state:  64 value columns of S, a warpgroup                (fused_prefill_walk_state.cuh)
 #ifndef KERNELS_CUDA_FUSED_PREFILL_WALK_CUH_
 #define KERNELS_CUDA_FUSED_PREFILL_WALK_CUH_
 
 #include "gdn/kernels/fused_decode.h"
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/fused_prefill_chunk.cuh"
-#include "kernels/cuda/fused_prefill_stream.cuh"
 
 namespace gdn::cuda::chunk {
 
-// Warpgroups of the output role.
-template <int kStates>
-constexpr int kOutputs = 3 - kStates;
+constexpr int kParts = 2;    // Blocks of a value head.
+constexpr int kOutputs = 2;  // Warpgroups of the output role.
+constexpr int kMovers = 96;  // Threads of the move role.
 
 struct WalkParams : Params {
   gdn_fused_decode_args layer;
@@ -28,26 +29,98 @@ struct WalkParams : Params {
   const uint32_t* ready;  // Of the items, where they come one by one; or NULL.
   int64_t items;          // Of a slot.
   Checkpoints checkpoints;
+  bool moves;  // The move role moves states: their rows begin at multiples of 16 bytes.
 };
 
-// A chunk's output as FP32, 64 tokens of 64 columns, in place of its queries and values: see
-// OutputPlace.
-constexpr int kOutputRow = kPanelColumns;
-constexpr uint32_t kOutputBytes = kChunk * kOutputRow * 4;
+// A block takes the same part of all of its heads.
+__device__ inline int PartOfBlock() { return static_cast<int>(blockIdx.x) % kParts; }
 
-template <int kStates>
+// A unit (sequence, value head, part of its columns) that has chunks.
+struct WalkUnit {
+  int32_t begin;   // First token of the sequence.
+  int32_t length;  // 0: there are no more units.
+  int32_t sequence;
+  int32_t head;
+  // Where its rows of the state begin, in elements from the pool's start.
+  int64_t read;  // Negative: they are zeros.
+  int64_t write;
+};
+// A block's units that are known at once. The load role is less than five units ahead of the
+// others.
+constexpr int kUnits = 8;
+
+// Where a unit's part of a slot begins.
+__device__ inline int64_t RowsOf(int head) {
+  return (head * int64_t{kParts} + PartOfBlock()) * (kPanelColumns * kDim);
+}
+
+// Finds a block's units that have chunks, one after the other. It asks for a unit's indices when it
+// returns the one before.
+class UnitFinder {
+ public:
+  __device__ explicit UnitFinder(const WalkParams& p) : p_(p), unit_(static_cast<int>(blockIdx.x)) {
+    Ask();
+  }
+
+  __device__ WalkUnit Next() {
+    while (unit_ < p_.units) {
+      const int pair = unit_ / kParts;
+      const int heads = static_cast<int>(p_.args.value_heads);
+      const int64_t stride = p_.args.state_slot_stride;
+      const int64_t rows = RowsOf(pair % heads);
+      const WalkUnit unit = {begin_,
+                             end_ - begin_,
+                             pair / heads,
+                             pair % heads,
+                             fresh_ ? -1 : read_ * stride + rows,
+                             write_ * stride + rows};
+      const bool padding = read_ < 0 || write_ < 0;
+      unit_ += static_cast<int>(gridDim.x);
+      Ask();
+      if (unit.length > 0 && !padding) return unit;
+    }
+    return {};
+  }
+
+ private:
+  __device__ void Ask() {
+    if (unit_ >= p_.units) return;
+    const gdn_delta_rule_args& a = p_.args;
+    const int sequence = unit_ / kParts / static_cast<int>(a.value_heads);
+    begin_ = a.cu_seqlens[sequence];
+    end_ = a.cu_seqlens[sequence + 1];
+    read_ = a.read_index[sequence];
+    write_ = a.write_index[sequence];
+    fresh_ = a.fresh != nullptr && a.fresh[sequence] != 0;
+  }
+
+  const WalkParams& p_;
+  int unit_;
+  int32_t begin_ = 0;
+  int32_t end_ = 0;
+  int64_t read_ = 0;
+  int64_t write_ = 0;
+  bool fresh_ = false;
+};
+
+// A chunk's output as FP32, 64 tokens of 64 columns, in place of its queries: see OutputPlace.
+constexpr int kOutputRow = kPanelColumns;
+
 struct WalkSlot {
   uint16_t k[2][kPanelElements];
   PaddedTriangle t;
   PaddedTriangle p;
   uint16_t q[2][kPanelElements];
-  uint16_t values[kStates][kPanelElements];
-  static_assert(sizeof(q) == kOutputBytes);
+  uint16_t values[kPanelElements];
+  static_assert(sizeof(q) == kChunk * kOutputRow * 4);
 
-  __device__ uint32_t Output(int state) const {
-    return SharedAddress(q) + static_cast<uint32_t>(state) * kOutputBytes;
-  }
+  __device__ uint32_t Output() const { return SharedAddress(q); }
 };
+
+// Bytes of a row of the state on its way in and out of the registers, padded so that the state
+// role's accesses, of pairs of elements, do not meet in a bank.
+template <typename S>
+constexpr uint32_t kStagedRow = kDim * sizeof(S) * 17 / 16;
 
 // Sums of squares of the other half of a head's columns, sent by the block that has it.
 struct OtherHalf {
@@ -55,22 +128,26 @@ struct OtherHalf {
   ArrivalBarrier arrived[2];
 };
 
-template <int kStates>
 struct WalkShared {
-  WalkSlot<kStates> slots[kSlots];
+  WalkSlot slots[kSlots];
   WalkScalars scalars[kSlots];
+  alignas(16) char state[kPanelColumns * kStagedRow<float>];
   OtherHalf other;
+  // load -> state, output: the next unit's is written before the first chunk of a unit is loaded.
+  WalkUnit units[kUnits];
   // Each phase of a slot is a chunk.
   ArrivalBarrier keys_loaded[kSlots];  // load -> state: k, matrices and scalars; q and values.
   ArrivalBarrier rest_loaded[kSlots];
-  ArrivalBarrier rest_read[kSlots];  // state -> state: q and values may be overwritten.
   ArrivalBarrier output[kSlots];     // state -> output: it is there.
   ArrivalBarrier keys_done[kSlots];  // state -> load, output -> load: the slot's part is free.
   ArrivalBarrier rest_done[kSlots];
+  // Each phase is a change of units.
+  ArrivalBarrier state_here;  // move -> state: the next unit's state is in shared memory,
+  ArrivalBarrier state_left;  // state -> move: and now the last one's.
 
   // By all threads: the zeros of the triangles.
   __device__ void ClearTriangles() {
-    for (WalkSlot<kStates>& slot : slots) {
+    for (WalkSlot& slot : slots) {
       for (PaddedTriangle* triangle : {&slot.t, &slot.p}) {
         auto* const words = reinterpret_cast<uint32_t*>(triangle->zeros);
         for (unsigned i = threadIdx.x; i < sizeof(triangle->zeros) / 4; i += blockDim.x)
@@ -80,15 +157,15 @@ struct WalkShared {
     FenceForBulk();
   }
   __device__ void Init() {
-    constexpr int kStateThreads = kStates * kGroup;
     for (int i = 0; i < kSlots; ++i) {
       keys_loaded[i].Init();
       rest_loaded[i].Init();
-      rest_read[i].Init(kStateThreads);
-      output[i].Init(kStateThreads);
-      keys_done[i].Init(kStateThreads);
-      rest_done[i].Init(kOutputs<kStates> * kGroup);
+      output[i].Init(kGroup);
+      keys_done[i].Init(kGroup);
+      rest_done[i].Init(kOutputs * kGroup);
     }
+    state_here.Init(kMovers);
+    state_left.Init(kGroup);
     for (ArrivalBarrier& arrived : other.arrived) arrived.Init();
     ArrivalBarrier::FenceInit();
   }
@@ -98,82 +175,6 @@ struct WalkShared {
 // the output's accesses meet in a bank.
 __device__ inline int OutputPlace(int token, int column) {
   return column ^ (token / 2 % 4 * 8) ^ (column / 32 * 4);
-}
-
-// Where a chunk's parts lie.
-template <int kStates>
-struct ChunkParts {
-  static constexpr uint32_t kKeyBytes = sizeof(Keys) / 2;
-  static constexpr uint32_t kValueBytes = kStates * kPanelElements * 2;
-
-  __device__ ChunkParts(const WalkParams& p, const Cursor& at) {
-    const int64_t chunk = ChunkSlot(at.begin, at.sequence, at.first / kChunk);
-    const int64_t value_head = chunk * p.args.value_heads + at.head;
-    keys = p.keys + (chunk * p.args.key_heads + at.head / p.ratio) * int64_t{sizeof(Keys)};
-    values = p.values + value_head * kValueTileBytes + at.part * int64_t{kValueBytes};
-    mix = p.mixes + value_head * int64_t{2 * sizeof(Triangle)};
-    scalars = p.scalars + value_head * int64_t{sizeof(WalkScalars)};
-  }
-  const char* keys;
-  const char* values;
-  const char* mix;
-  const char* scalars;
-};
-
-// Brings the state of a unit to the L2.
-template <int kStates>
-__device__ inline void PrefetchState(const WalkParams& p, const Cursor& at) {
-  const gdn_delta_rule_args& a = p.args;
-  if (a.fresh != nullptr && a.fresh[at.sequence] != 0) return;
-  const int64_t element = a.state_dtype == GDN_F32 ? 4 : 2;
-  const int64_t rows = (2 * at.head + at.part) * int64_t{kPanelColumns};
-  const char* const from =
-      static_cast<const char*>(a.state) +
-      (a.read_index[at.sequence] * a.state_slot_stride + rows * kDim) * element;
-  if (reinterpret_cast<uintptr_t>(from) % 16 == 0) {
-    PrefetchBulk(from, static_cast<uint32_t>(kStates * kPanelColumns * kDim * element));
-  }
-}
-
-// The load role, by one thread.
-template <int kStates>
-__device__ inline void LoadRole(const WalkParams& p, WalkShared<kStates>& shared) {
-  constexpr int kParts = 2 / kStates;
-  using Chunk = ChunkParts<kStates>;
-  if (p.ready == nullptr) WaitForPreviousKernel();
-  Cursor at;
-  bool more = EnterChunks<kParts>(p, static_cast<int>(blockIdx.x), &at);
-  int known = 0;  // Chunks of the unit that are known to be there, where they come one by one.
-  for (uint32_t n = 0; more; ++n, more = NextChunk<kParts>(p, &at)) {
-    if (at.first == 0) known = 0;
-    if (p.ready != nullptr && at.first / kChunk == known) {
-      const uint32_t* const items = p.ready + ChunkSlot(at.begin, at.sequence, known) * p.items;
-      known += WaitForChunks(items + at.head / p.ratio, items + p.args.key_heads + at.head / 2,
-                             p.items, (at.length - at.first + kChunk - 1) / kChunk);
-    }
-    const Chunk chunk(p, at);
-    if (at.first == 0) {
-      Cursor next;
-      if (EnterChunks<kParts>(p, at.unit + static_cast<int>(gridDim.x), &next)) {
-        PrefetchState<kStates>(p, next);
-      }
-    }
-    WalkSlot<kStates>& slot = shared.slots[n % kSlots];
-    if (n >= kSlots) WaitFor(shared.keys_done, n - kSlots);
-    ArrivalBarrier* loaded = &shared.keys_loaded[n % kSlots];
-    loaded->ArriveExpecting(Chunk::kKeyBytes + 2 * sizeof(Triangle) + sizeof(WalkScalars));
-    BulkLoad(slot.k, chunk.keys + offsetof(Keys, k), Chunk::kKeyBytes, loaded);
-    BulkLoad(&shared.scalars[n % kSlots], chunk.scalars, sizeof(WalkScalars), loaded);
-    BulkLoad(&slot.t.triangle, chunk.mix, sizeof(Triangle), loaded);
-    BulkLoad(&slot.p.triangle, chunk.mix + sizeof(Triangle), sizeof(Triangle), loaded);
-    if (n >= kSlots) WaitFor(shared.rest_done, n - kSlots);
-    loaded = &shared.rest_loaded[n % kSlots];
-    loaded->ArriveExpecting(Chunk::kKeyBytes + Chunk::kValueBytes);
-    BulkLoad(slot.q, chunk.keys + offsetof(Keys, q), Chunk::kKeyBytes, loaded);
-    BulkLoad(slot.values, chunk.values, Chunk::kValueBytes, loaded);
-  }
-  // The walk has ended only when the way in has.
-  if (p.ready != nullptr) WaitForPreviousKernel();
 }
 
 }  // namespace gdn::cuda::chunk

@@ -1,6 +1,5 @@
 // The state role of the fused prefill's walk: see fused_prefill_walk.cuh. S lies in registers,
-// transposed, as FP32: rows are value columns, which are independent, so one or two of these
-// warpgroups in a block give the same bits.
+// transposed, as FP32: rows are value columns.
 #ifndef KERNELS_CUDA_FUSED_PREFILL_WALK_STATE_CUH_
 #define KERNELS_CUDA_FUSED_PREFILL_WALK_STATE_CUH_
 
@@ -9,45 +8,28 @@
 
 namespace gdn::cuda::chunk {
 
-template <int kStates>
 class WalkState {
  public:
-  __device__ WalkState(const WalkParams& p, WalkShared<kStates>& shared, int which, int thread)
-      : p_(p), shared_(shared), which_(which), thread_(thread) {
+  __device__ WalkState(const WalkParams& p, WalkShared& shared, int thread)
+      : p_(p), shared_(shared), thread_(thread) {
     place_.value = thread / 32 * 16 + thread % 32 / 4;
     place_.column = thread % 4 * 2;
   }
 
   __device__ void Run() {
-    const gdn_delta_rule_args& a = p_.args;
-    Cursor at;
-    for (int unit = static_cast<int>(blockIdx.x); Enter<kParts>(p_, unit, &at);
-         unit += static_cast<int>(gridDim.x)) {
-      const int64_t read = a.read_index[at.sequence];
-      const int64_t write = a.write_index[at.sequence];
-      const bool fresh = a.fresh != nullptr && a.fresh[at.sequence] != 0;
-      if (read < 0 || write < 0) continue;
-      if (at.length == 0 && read == write) continue;
-      const int64_t rows = (at.head * 2 + (kStates == 2 ? which_ : at.part)) * kHalfHead;
-      float s[64];
-      ReadSlot(a, fresh ? -1 : read * a.state_slot_stride + rows, place_, s);
-      Walk(at, rows, s);
-      WriteSlot(a, write * a.state_slot_stride + rows, place_, s);
-    }
+    const WalkUnit first = UnitFinder(p_).Next();
+    if (first.length == 0) return;
+    float s[64];
+    ReadSlot(p_.args, first.read, place_, s);
+    Walk(first.length, s);
   }
 
  private:
-  static constexpr int kParts = 2 / kStates;
-  // Two roles have no registers for all values of a chunk, and cover for each other's waits.
-  static constexpr bool kAhead = kStates == 1;
-  static constexpr int64_t kHalfHead = int64_t{kPanelColumns} * kDim;
-
-  // Hands a chunk's output over, and gives back all of the chunk that is not overwritten by it.
-  __device__ void Finish(uint32_t n, const float (&o)[32]) {
+  // Stores a chunk's output, and gives back all of the chunk that is not overwritten by it.
+  __device__ void StoreOutput(uint32_t n, const float (&o)[32]) {
     shared_.keys_done[n % kSlots].Arrive();
-    if constexpr (kStates > 1) WaitFor(shared_.rest_read, n);
-    const uint32_t row = shared_.slots[n % kSlots].Output(which_) +
-                         static_cast<uint32_t>(place_.column) * kOutputRow * 4;
+    const uint32_t row =
+        shared_.slots[n % kSlots].Output() + static_cast<uint32_t>(place_.column) * kOutputRow * 4;
 #pragma unroll
     for (int v = 0; v < 2; ++v) {
       const uint32_t to =
@@ -62,23 +44,60 @@ class WalkState {
         }
       }
     }
+  }
+  __device__ void HandOver(uint32_t n) {
     FenceForBulk();
     shared_.output[n % kSlots].Arrive();
   }
 
-  // All chunks of a unit, whose rows of the state begin at `rows` of a slot.
-  __device__ void Walk(const Cursor& at, int64_t rows, float (&s)[64]) {
-    const int chunks = (at.length + kChunk - 1) / kChunk;
+  __device__ const WalkUnit& Current() const { return shared_.units[unit_ % kUnits]; }
+  __device__ const WalkUnit& Next() const { return shared_.units[(unit_ + 1) % kUnits]; }
+
+  // Changes the unit's state for the next one's, which is in shared memory.
+  __device__ void Exchange(float (&s)[64]) {
+    shared_.state_here.Wait(unit_ % 2);
+    if (p_.args.state_dtype == GDN_F32) {
+      ExchangeAs<float>(s);
+    } else {
+      ExchangeAs<Bf16>(s);
+    }
+    shared_.state_left.Arrive();
+  }
+  template <typename S>
+  __device__ void ExchangeAs(float (&s)[64]) {
+    char* const pairs = shared_.state + place_.value * kStagedRow<S> + place_.column * sizeof(S);
+#pragma unroll
+    for (int t = 0; t < 16; ++t) {
+#pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        char* const pair = pairs + v * 8 * kStagedRow<S> + 8 * t * sizeof(S);
+        float* const x = &s[4 * t + 2 * v];
+        float2 next;
+        if constexpr (sizeof(S) == 4) {
+          next = *reinterpret_cast<const float2*>(pair);
+          *reinterpret_cast<float2*>(pair) = make_float2(x[0], x[1]);
+        } else {
+          next = UnpackPair<S>(*reinterpret_cast<const uint32_t*>(pair));
+          *reinterpret_cast<uint32_t*>(pair) = PackPair<S>(x[0], x[1]);
+        }
+        x[0] = next.x;
+        x[1] = next.y;
+      }
+    }
+  }
+
+  // The chunks of all units, of which the first has `left` tokens and begins in s.
+  __device__ void Walk(int left, float (&s)[64]) {
     float o[32];
     float d[32];
 #pragma unroll
     for (int i = 0; i < 32; ++i) o[i] = d[i] = 0.0f;
     uint32_t operand[8][4];
     ToOperand<0>(s, operand);
+    left = Uniform(left);
 #pragma unroll 1
-    for (int c = 0; c < chunks; ++c, ++n_) {
-      const uint32_t n = n_;
-      WalkSlot<kStates>& slot = shared_.slots[n % kSlots];
+    for (uint32_t n = 0;; ++n) {
+      WalkSlot& slot = shared_.slots[n % kSlots];
       const WalkScalars& scalars = shared_.scalars[n % kSlots];
 
       // d = S k and o = S q.
@@ -87,47 +106,42 @@ class WalkState {
       ReadState<0, 8>(slot.k, operand, d);
       CommitProducts();
       // Coefficients for what follows on the products, whose waits they would lengthen.
-      uint32_t remembered[kAhead ? 8 : 1];
-      uint32_t to_end[kAhead ? 8 : 1];
-      if constexpr (kAhead) {
+      uint32_t remembered[8];
+      uint32_t to_end[8];
 #pragma unroll
-        for (int t = 0; t < 8; ++t) {
-          remembered[t] = PairAt(scalars.remembered, t);
-          to_end[t] = PairAt(scalars.to_end, t);
-        }
+      for (int t = 0; t < 8; ++t) {
+        remembered[t] = PairAt(scalars.remembered, t);
+        to_end[t] = PairAt(scalars.to_end, t);
       }
+      // In the shadow of that the last chunk's output makes room for this one's, half of whose
+      // first product then covers for the forming of R, the other half for that of U. It is handed
+      // over early: its norm takes as long as a chunk here.
       WaitForProducts<1>();  // For the compiler, which does not see that the others are done.
       Pin(o);
       Pin(s);
-      if (c > 0) Finish(n - 1, o);
+      if (n > 0) StoreOutput(n - 1, o);
       WaitFor(shared_.rest_loaded, n);
       ProductFence();
-      ReadState<0, 8>(slot.q, operand, o);
+      ReadState<0, 4>(slot.q, operand, o);
       CommitProducts();
-      uint32_t written[kAhead ? 4 : 1][4];  // beta v
-      const uint32_t values = ColumnsOf(SharedAddress(slot.values[which_]), thread_);
-      if constexpr (kAhead) {
+      if (n > 0) HandOver(n - 1);
+      uint32_t written[4][4];  // beta v
+      const uint32_t values = ColumnsOf(SharedAddress(slot.values), thread_);
 #pragma unroll
-        for (int t = 0; t < 4; ++t) {
-          LoadMatricesTransposed(values + t * 16 * kPanelRowBytes, written[t]);
-        }
+      for (int t = 0; t < 4; ++t) {
+        LoadMatricesTransposed(values + t * 16 * kPanelRowBytes, written[t]);
       }
 
       // d = U = T R. As FP16, R takes the prediction as FP16 too.
-      WaitForProducts<kAhead ? 1 : 0>();
+      WaitForProducts<1>();
       Pin(d);
-      if constexpr (!kAhead) Pin(o);
       uint32_t r[4][4];
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
-        if (!kAhead && t % 2 == 0) {
-          LoadMatricesTransposed(values + t * 8 * kPanelRowBytes, written[0]);
-        }
-        if constexpr (!kAhead) remembered[0] = PairAt(scalars.remembered, t);
-        const __half2 factor = AsHalves(remembered[kAhead ? t : 0]);
+        const __half2 factor = AsHalves(remembered[t]);
 #pragma unroll
         for (int v = 0; v < 2; ++v) {
-          const uint32_t w = written[kAhead ? t / 2 : 0][t % 2 * 2 + v];
+          const uint32_t w = written[t / 2][t % 2 * 2 + v];
           const __half2 predicted = __floats2half2_rn(d[4 * t + 2 * v], d[4 * t + 2 * v + 1]);
           r[t / 2][t % 2 * 2 + v] = AsWord(__hfma2(__hneg2(factor), predicted, AsHalves(w)));
         }
@@ -136,20 +150,19 @@ class WalkState {
 #pragma unroll
       for (int i = 0; i < 4; ++i) ProductN64(d, r[i], slot.t.Columns(i), i > 0);
       CommitProducts();
+      ReadState<4, 8>(slot.q, operand, o);
+      CommitProducts();
       const float decay = scalars.end;
 #pragma unroll
       for (int i = 0; i < 64; ++i) s[i] *= decay;
 
       // S = exp(G_63) S + U k^T, and o = exp(G) S q + P U.
-      WaitForProducts<0>();
+      WaitForProducts<1>();
       Pin(d);
-      Pin(o);
-      if constexpr (kStates > 1) shared_.rest_read[n % kSlots].Arrive();
       uint32_t decayed[4][4];
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
-        if constexpr (!kAhead) to_end[0] = PairAt(scalars.to_end, t);
-        const __half2 factor = AsHalves(to_end[kAhead ? t : 0]);
+        const __half2 factor = AsHalves(to_end[t]);
 #pragma unroll
         for (int v = 0; v < 2; ++v) {
           const __half2 u = __floats2half2_rn(d[4 * t + 2 * v], d[4 * t + 2 * v + 1]);
@@ -164,6 +177,8 @@ class WalkState {
         ProductN128Transposed(s, decayed[i], k_panels + i * kNextRows, true);
       }
       CommitProducts();
+      WaitForProducts<1>();
+      Pin(o);
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
         const float2 query = chunk::PairAt(scalars.query, t, place_);
@@ -178,16 +193,43 @@ class WalkState {
       CommitProducts();
       WaitForProducts<1>();
       Pin(s);
+      if (p_.checkpoints.every != 0 && left >= kChunk) StoreCheckpoint(left, s);
+      left -= kChunk;
+      bool more = true;
+      if (left <= 0) {
+        const WalkUnit& next = Next();
+        left = Uniform(next.length);
+        more = left > 0;
+        if (more && p_.moves) {
+          Exchange(s);
+        } else {
+          WriteSlot(p_.args, Current().write, place_, s);
+          if (more) ReadSlot(p_.args, next.read, place_, s);
+        }
+        ++unit_;
+      }
       ToOperand<0>(s, operand);
       WaitForProducts<0>();
       Pin(o);
-      if (p_.checkpoints.every != 0 && (c + 1) * kChunk <= at.length) {
-        const int64_t to = p_.checkpoints.SlotAfter(at.sequence, c + 1);
-        if (to >= 0) WriteSlot(p_.args, to * p_.args.state_slot_stride + rows, place_, s);
+      if (!more) {
+        StoreOutput(n, o);
+        HandOver(n);
+        return;
       }
     }
-    if (chunks > 0) Finish(n_ - 1, o);
   }
+
+  // After a chunk before which `left` tokens were left.
+  __device__ void StoreCheckpoint(int left, const float (&s)[64]) {
+    const WalkUnit& unit = Current();
+    const int64_t slot = p_.checkpoints.SlotAfter(unit.sequence, (unit.length - left) / kChunk + 1);
+    if (slot < 0) return;
+    WriteSlot(p_.args, slot * p_.args.state_slot_stride + RowsOf(unit.head), place_, s);
+  }
+
+  // Tells the compiler that all lanes have the same value: addresses of operands that follow from a
+  // loop's turns are then formed once for a warp.
+  __device__ static int Uniform(int value) { return __shfl_sync(kFullMask, value, 0); }
 
   // Of the two neighbouring tokens of group t.
   __device__ uint32_t PairAt(const __half (&coefficients)[kChunk], int t) const {
@@ -201,11 +243,10 @@ class WalkState {
   }
 
   const WalkParams& p_;
-  WalkShared<kStates>& shared_;
-  const int which_;
+  WalkShared& shared_;
   const int thread_;
   Place place_;
-  uint32_t n_ = 0;  // Chunks walked so far.
+  uint32_t unit_ = 0;  // Index of the current one.
 };
 
 }  // namespace gdn::cuda::chunk

@@ -1,0 +1,129 @@
+// The roles of the fused prefill's walk that bring what the others work on: see
+// fused_prefill_walk.cuh.
+#ifndef KERNELS_CUDA_FUSED_PREFILL_WALK_LOAD_CUH_
+#define KERNELS_CUDA_FUSED_PREFILL_WALK_LOAD_CUH_
+
+#include "kernels/cuda/async_copy.cuh"
+#include "kernels/cuda/fused_prefill_stream.cuh"
+#include "kernels/cuda/fused_prefill_walk.cuh"
+
+namespace gdn::cuda::chunk {
+
+// Where a chunk's parts lie.
+struct ChunkParts {
+  static constexpr uint32_t kKeyBytes = sizeof(Keys) / 2;
+  static constexpr uint32_t kValueBytes = sizeof(WalkSlot::values);
+
+  __device__ ChunkParts(const WalkParams& p, const WalkUnit& unit, int index) {
+    const int64_t chunk = ChunkSlot(unit.begin, unit.sequence, index);
+    const int64_t value_head = chunk * p.args.value_heads + unit.head;
+    keys = p.keys + (chunk * p.args.key_heads + unit.head / p.ratio) * int64_t{sizeof(Keys)};
+    values = p.values + value_head * kValueTileBytes + PartOfBlock() * int64_t{kValueBytes};
+    mix = p.mixes + value_head * int64_t{2 * sizeof(Triangle)};
+    scalars = p.scalars + value_head * int64_t{sizeof(WalkScalars)};
+  }
+  const char* keys;
+  const char* values;
+  const char* mix;
+  const char* scalars;
+};
+
+// Brings the state of a unit to the L2.
+__device__ inline void PrefetchState(const WalkParams& p, const WalkUnit& unit) {
+  if (!p.moves || unit.length == 0 || unit.read < 0) return;
+  const int64_t element = p.args.state_dtype == GDN_F32 ? 4 : 2;
+  PrefetchBulk(static_cast<const char*>(p.args.state) + unit.read * element,
+               static_cast<uint32_t>(kPanelColumns * kDim * element));
+}
+
+// The load role, by one thread.
+__device__ inline void LoadRole(const WalkParams& p, WalkShared& shared) {
+  UnitFinder finder(p);
+  shared.units[0] = finder.Next();
+  if (p.ready == nullptr) WaitForPreviousKernel();
+  uint32_t n = 0;
+  for (uint32_t u = 0; shared.units[u % kUnits].length > 0; ++u) {
+    WalkUnit& next = shared.units[(u + 1) % kUnits];
+    next = finder.Next();
+    PrefetchState(p, next);
+    const WalkUnit& unit = shared.units[u % kUnits];
+    const int chunks = (unit.length + kChunk - 1) / kChunk;
+    int known = 0;  // Chunks that are known to be there, where they come one by one.
+    for (int c = 0; c < chunks; ++c, ++n) {
+      if (p.ready != nullptr && c == known) {
+        const uint32_t* const items =
+            p.ready + ChunkSlot(unit.begin, unit.sequence, known) * p.items;
+        known += WaitForChunks(items + unit.head / p.ratio,
+                               items + p.args.key_heads + unit.head / 2, p.items, chunks - c);
+      }
+      const ChunkParts chunk(p, unit, c);
+      WalkSlot& slot = shared.slots[n % kSlots];
+      if (n >= kSlots) WaitFor(shared.keys_done, n - kSlots);
+      ArrivalBarrier* loaded = &shared.keys_loaded[n % kSlots];
+      loaded->ArriveExpecting(ChunkParts::kKeyBytes + 2 * sizeof(Triangle) + sizeof(WalkScalars));
+      BulkLoad(slot.k, chunk.keys + offsetof(Keys, k), ChunkParts::kKeyBytes, loaded);
+      BulkLoad(&shared.scalars[n % kSlots], chunk.scalars, sizeof(WalkScalars), loaded);
+      BulkLoad(&slot.t.triangle, chunk.mix, sizeof(Triangle), loaded);
+      BulkLoad(&slot.p.triangle, chunk.mix + sizeof(Triangle), sizeof(Triangle), loaded);
+      if (n >= kSlots) WaitFor(shared.rest_done, n - kSlots);
+      loaded = &shared.rest_loaded[n % kSlots];
+      loaded->ArriveExpecting(ChunkParts::kKeyBytes + ChunkParts::kValueBytes);
+      BulkLoad(slot.q, chunk.keys + offsetof(Keys, q), ChunkParts::kKeyBytes, loaded);
+      BulkLoad(slot.values, chunk.values, ChunkParts::kValueBytes, loaded);
+    }
+  }
+  // The walk has ended only when the way in has.
+  if (p.ready != nullptr) WaitForPreviousKernel();
+}
+
+// The move role, by some warps: of all units but a block's first it brings the state to shared
+// memory while the unit before is walked. There the state role leaves that one's for it, which it
+// takes to the pool; the last unit's the state role stores itself. It may read ahead because no row
+// writes what another reads: see fused_decode.h.
+template <typename S>
+__device__ inline void MoveStates(const WalkParams& p, WalkShared& shared, int thread) {
+  constexpr int kRowBytes = kDim * sizeof(S);
+  constexpr int kLanes = kRowBytes / 16;   // Of a row.
+  constexpr int kRows = kMovers / kLanes;  // At once.
+  const int first = thread / kLanes;
+  const int column = thread % kLanes * 16;
+  char* const staged = shared.state + column;
+  const auto pool = [&](int64_t rows) {
+    return static_cast<char*>(p.args.state) + rows * int64_t{sizeof(S)} + column;
+  };
+  UnitFinder finder(p);
+  WalkUnit unit = finder.Next();
+  for (uint32_t u = 0; unit.length > 0; ++u) {
+    const WalkUnit next = finder.Next();
+    if (next.length == 0) return;
+    const bool reads = next.read >= 0;
+    const char* const from = pool(reads ? next.read : next.write);
+#pragma unroll 4
+    for (int row = first; row < kPanelColumns; row += kRows) {
+      CopyOrZero(SharedAddress(staged) + row * kStagedRow<S>, from + row * kRowBytes, reads);
+    }
+    CommitCopies();
+    WaitForCopies<0>();
+    shared.state_here.Arrive();
+    shared.state_left.Wait(u % 2);
+    char* const to = pool(unit.write);
+#pragma unroll 4
+    for (int row = first; row < kPanelColumns; row += kRows) {
+      *reinterpret_cast<uint4*>(to + row * kRowBytes) =
+          *reinterpret_cast<const uint4*>(staged + row * kStagedRow<S>);
+    }
+    unit = next;
+  }
+}
+__device__ inline void MoveRole(const WalkParams& p, WalkShared& shared, int thread) {
+  if (!p.moves) return;
+  if (p.args.state_dtype == GDN_F32) {
+    MoveStates<float>(p, shared, thread);
+  } else {
+    MoveStates<Bf16>(p, shared, thread);
+  }
+}
+
+}  // namespace gdn::cuda::chunk
+
+#endif  // KERNELS_CUDA_FUSED_PREFILL_WALK_LOAD_CUH_
