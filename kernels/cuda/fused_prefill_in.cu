@@ -45,7 +45,6 @@ struct alignas(1024) InShared {
   union {
     struct {
       Filters filters;
-      RowsBefore before[kGroup / 32];
       float betas[2][kChunk];  // Of values.
     } conv;
     struct {
@@ -200,7 +199,6 @@ __device__ inline void DoItem(const InParams& p, int part, const Find& find, uin
   const int first = warp % 2 * kConvRows;
   const Columns<X> columns = ColumnsOf<X>(p, part, warp / 2);
   Panel(&panels)[2] = shared.panels[warp / 2];
-  RowsBefore& before = shared.conv.before[warp];
   const RawFilter filter = LoadFilter(a, columns.channel, group.thread);
   int64_t slot;
   SlotChunk chunk;
@@ -215,7 +213,7 @@ __device__ inline void DoItem(const InParams& p, int part, const Find& find, uin
   if (lane < 16 && chunk.first + first > 0 && first < chunk.count) {
     LoadPast(a, at, chunk.begin + first, past);
   }
-  FormFilter<X>(filter, group.thread, &shared.conv.filters);
+  StoreFilter(filter, group.thread, shared.conv.filters);
   const bool padding = a.read_index[chunk.sequence] < 0 || a.write_index[chunk.sequence] < 0;
   if (padding || chunk.count == 0) {
     group.Sync();
@@ -236,23 +234,23 @@ __device__ inline void DoItem(const InParams& p, int part, const Find& find, uin
     }
   }
   if (chunk.count == 0) return;  // Of an empty sequence nothing but its convolution state.
-  if (lane < 16) StorePast(past, lane, before);
   if (!is_key) {
     shared.conv.betas[group.thread / kChunk][group.thread % kChunk] =
         a.beta_scale * FastSigmoid(Widen(raw.b[0]));
   }
   group.Sync();
   shared.loaded.Wait(phase);
-  Factors factors;
   const bool forms_gates = is_key && warp < min(kSharedHeads, p.ratio);
   GateWeights gate_weights = {};
   if (is_key) {
-    Convolve<X, false>(shared.conv.filters, before, warp / 2, first, lane, panels, factors);
+    Convolve<X, false>(shared.conv.filters, past, nullptr, warp / 2, first, lane, panels);
+    Factors factors;
+    NormFactors<X>(first, lane, panels, factors);
     if (forms_gates) gate_weights = LoadGateWeights(a, value_head + warp);
     ScaleRows<X>(factors, first, lane, panels);
   } else {
-    RowFactors(&shared.conv.betas[warp / 2][first], lane, factors);
-    Convolve<X, true>(shared.conv.filters, before, warp / 2, first, lane, panels, factors);
+    Convolve<X, true>(shared.conv.filters, past, shared.conv.betas[warp / 2], warp / 2, first, lane,
+                      panels);
   }
   if (first + kConvRows > chunk.count) {
     __syncwarp();
