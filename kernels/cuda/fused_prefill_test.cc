@@ -76,7 +76,7 @@ FusedShape Shape(int64_t key_heads = 2, int64_t ratio = 2) {
 constexpr cuda::PrefillPlan kAuto = {cuda::ChunkedSplit::kAuto, 0};
 constexpr cuda::PrefillPlan kWhole = {cuda::ChunkedSplit::kWhole, 0};
 constexpr cuda::PrefillPlan kHalves = {cuda::ChunkedSplit::kHalves, 0};
-constexpr cuda::PrefillPlan kWholeStream = {cuda::ChunkedSplit::kWhole, 40};
+constexpr cuda::PrefillPlan kWholeStream = {cuda::ChunkedSplit::kWhole, 41};  // Not in pairs.
 constexpr cuda::PrefillPlan kHalvesStream = {cuda::ChunkedSplit::kHalves, 2};
 
 void Launch(const gdn_fused_prefill_args& args, const cuda::PrefillPlan& plan) {

@@ -25,8 +25,8 @@ struct WalkParams : Params {
   const char* values;
   const char* mixes;
   const char* scalars;
-  const uint32_t* ready;  // Of the items, where they come one by one; or NULL.
-  int64_t items;          // Of a slot.
+  const uint32_t* ready;  // Of the items, where they come one by one, [parts, slots]; or NULL.
+  int64_t slots;
   Checkpoints checkpoints;
 };
 
@@ -67,6 +67,7 @@ struct WalkShared {
   ArrivalBarrier output[kSlots];     // state -> output: it is there.
   ArrivalBarrier keys_done[kSlots];  // state -> load, output -> load: the slot's part is free.
   ArrivalBarrier rest_done[kSlots];
+  uint32_t there;  // Chunks of the block that are known to be there, where they come one by one.
 
   // By all threads: the zeros of the triangles.
   __device__ void ClearTriangles() {
@@ -90,6 +91,7 @@ struct WalkShared {
       rest_done[i].Init(kOutputs<kStates> * kGroup / 32);
     }
     for (ArrivalBarrier& arrived : other.arrived) arrived.Init();
+    there = 0;
     ArrivalBarrier::FenceInit();
   }
 };
@@ -141,21 +143,64 @@ __device__ inline void PrefetchState(const WalkParams& p, const Cursor& at) {
   }
 }
 
-// The load role, by one thread.
+// Where chunks come one by one, a warp of the load role watches for them.
 template <int kStates>
+__device__ inline void WatchRole(const WalkParams& p, WalkShared<kStates>& shared, int lane) {
+  constexpr int kParts = 2 / kStates;
+  uint32_t there = 0;
+  Cursor at;
+  for (bool more = EnterChunks<kParts>(p, static_cast<int>(blockIdx.x), &at); more;
+       more = EnterChunks<kParts>(p, at.unit + static_cast<int>(gridDim.x), &at)) {
+    const int chunks = (at.length + kChunk - 1) / kChunk;
+    const uint32_t* const items = p.ready + ChunkSlot(at.begin, at.sequence, 0);
+    const uint32_t* const keys = items + at.head / p.ratio * p.slots;
+    const uint32_t* const values = items + (p.args.key_heads + at.head / 2) * p.slots;
+    for (int chunk = 0; chunk < chunks;) {
+      const uint32_t missing = ~ReadyChunks(keys, values, chunk, chunks, lane);
+      const int count = missing == 0 ? 32 : __ffs(static_cast<int>(missing)) - 1;
+      if (count == 0) {
+        __nanosleep(100);
+        continue;
+      }
+      chunk += count;
+      there += static_cast<uint32_t>(count);
+      asm volatile("fence.acq_rel.gpu;" ::: "memory");
+      __syncwarp();
+      if (lane == 0) {
+        asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(SharedAddress(&shared.there)),
+                     "r"(there)
+                     : "memory");
+      }
+    }
+  }
+}
+
+// Waits until more than n chunks are there; returns how many are.
+template <int kStates>
+__device__ inline uint32_t WaitForChunk(const WalkShared<kStates>& shared, uint32_t n) {
+  uint32_t there;
+  do {
+    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
+                 : "=r"(there)
+                 : "r"(SharedAddress(&shared.there))
+                 : "memory");
+  } while (there <= n);
+  FenceGlobalForBulk();
+  return there;
+}
+
+// The load role, by one thread. kStream: the chunks come one by one.
+template <int kStates, bool kStream>
 __device__ inline void LoadRole(const WalkParams& p, WalkShared<kStates>& shared) {
   constexpr int kParts = 2 / kStates;
   using Chunk = ChunkParts<kStates>;
-  if (p.ready == nullptr) WaitForPreviousKernel();
+  if constexpr (!kStream) WaitForPreviousKernel();
   Cursor at;
   bool more = EnterChunks<kParts>(p, static_cast<int>(blockIdx.x), &at);
-  int known = 0;  // Chunks of the unit that are known to be there, where they come one by one.
+  uint32_t there = 0;
   for (uint32_t n = 0; more; ++n, more = NextChunk<kParts>(p, &at)) {
-    if (at.first == 0) known = 0;
-    if (p.ready != nullptr && at.first / kChunk == known) {
-      const uint32_t* const items = p.ready + ChunkSlot(at.begin, at.sequence, known) * p.items;
-      known += WaitForChunks(items + at.head / p.ratio, items + p.args.key_heads + at.head / 2,
-                             p.items, (at.length - at.first + kChunk - 1) / kChunk);
+    if constexpr (kStream) {
+      if (n >= there) there = WaitForChunk(shared, n);
     }
     const Chunk chunk(p, at);
     if (at.first == 0) {
@@ -179,7 +224,7 @@ __device__ inline void LoadRole(const WalkParams& p, WalkShared<kStates>& shared
     BulkLoad(slot.values, chunk.values, Chunk::kValueBytes, loaded);
   }
   // The walk has ended only when the way in has.
-  if (p.ready != nullptr) WaitForPreviousKernel();
+  if constexpr (kStream) WaitForPreviousKernel();
 }
 
 }  // namespace gdn::cuda::chunk
