@@ -8,7 +8,8 @@
 // clock.
 //
 // usage: prefill_bench [--cases=1x1024,16x2048,...] [--heads=16:32,...] [--replays=20]
-//                      [--fused-only]
+//                      [--fused-only] [--streams=N]
+// --streams: the layer with the way in on N multiprocessors beside the walk, or, 0, before it.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -54,6 +55,7 @@ struct Options {
   std::vector<std::pair<int64_t, int64_t>> heads = {{16, 32}};
   int replays = 20;
   bool fused_only = false;  // The separate ops' times are then 0.
+  int streams = -1;         // As the library chooses.
 };
 
 class Bench {
@@ -250,17 +252,23 @@ class Bench {
     const Buffer<uint8_t> workspace(static_cast<int64_t>(workspace_bytes));
     exec.workspace = workspace.get();
     exec.workspace_bytes = workspace_bytes;
+    gdn::cuda::PreparedChunks chunks_at;
+    gdn::cuda::FusedPrefillChunks(fused, workspace.get(), &chunks_at);
     const double fused_ms = Time(launches, [&](int i) {
       const int64_t layer = i % layers;
       l.x = x.get() + layer * tokens * line;
       l.y = y.get() + layer * tokens * values;
       l.state = state.get() + layer * state_size;
       l.conv_state = conv_state.get() + layer * c.sequences * (kWidth - 1) * channels;
-      Must(gdn_fused_prefill(&exec, &fused));
+      if (options_.streams < 0) {
+        Must(gdn_fused_prefill(&exec, &fused));
+      } else {
+        const gdn::cuda::PrefillPlan plan = {options_.streams};
+        Must(gdn::cuda::LaunchWayIn(exec, fused, chunks_at, plan));
+        Must(gdn::cuda::LaunchWalk(exec, device, fused, chunks_at, plan));
+      }
     });
     // The fused op's parts, on the chunks that it has just left.
-    gdn::cuda::PreparedChunks chunks_at;
-    gdn::cuda::FusedPrefillChunks(fused, workspace.get(), &chunks_at);
     const double in_ms = Time(launches, [&](int i) {
       l.x = x.get() + i % layers * tokens * line;
       Must(gdn::cuda::LaunchWayIn(exec, fused, chunks_at, {0}));
@@ -304,6 +312,7 @@ Options Parse(int argc, char** argv) {
         }},
        {"--heads", [&](const std::string& value) { options.heads = Pairs(value, ':'); }},
        {"--replays", [&](const std::string& value) { options.replays = std::stoi(value); }},
+       {"--streams", [&](const std::string& value) { options.streams = std::stoi(value); }},
        {"--fused-only", [&](const std::string&) { options.fused_only = true; }}});
   return options;
 }

@@ -162,7 +162,7 @@ gdn_status FusedPrefill(const gdn_exec& exec, const gdn_fused_prefill_args& args
   if (CoversFusedPrefill(device, args)) {
     PreparedChunks chunks;
     Divide(args, exec.workspace, &chunks);
-    const PrefillPlan plan = PlanPrefill(device, a);
+    const PrefillPlan plan = PlanPrefill(device, args);
     if (const gdn_status status = LaunchWayIn(exec, args, chunks, plan); status != GDN_OK) {
       return status;
     }

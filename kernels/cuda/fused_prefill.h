@@ -31,7 +31,7 @@ struct PrefillPlan {
   // Multiprocessors that prepare chunks while the others walk them; 0: all do, one after the other.
   int stream_blocks;
 };
-PrefillPlan PlanPrefill(const Device& device, const gdn_fused_decode_args& layer);
+PrefillPlan PlanPrefill(const Device& device, const gdn_fused_prefill_args& args);
 
 // Where the op keeps its chunks in a workspace; for the benchmark of its parts.
 void FusedPrefillChunks(const gdn_fused_prefill_args& args, void* workspace,

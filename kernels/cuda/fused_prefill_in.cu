@@ -22,6 +22,7 @@ using namespace chunk;  // NOLINT(build/namespaces)
 
 constexpr char kOp[] = "fused_prefill";
 constexpr int kBlocks = 5;       // Of a multiprocessor.
+constexpr int kGroups = 4;       // Of a block that streams: five have too few registers.
 constexpr int kSharedHeads = 2;  // Value heads whose gates are formed at once, a warp each.
 
 struct InParams {
@@ -35,7 +36,9 @@ struct InParams {
   char* values;
   char* mixes;
   char* scalars;
-  // Where items are handed over one by one: a word each, and the number of the next.
+  int64_t slots;
+  // Where items are handed over one by one: a word each, [parts, slots], and the number of the
+  // next.
   uint32_t* ready;
   uint32_t* ticket;
 };
@@ -45,7 +48,6 @@ struct alignas(1024) InShared {
   union {
     struct {
       Filters filters;
-      RowsBefore before[kGroup / 32];
       float betas[2][kChunk];  // Of values.
     } conv;
     struct {
@@ -56,6 +58,14 @@ struct alignas(1024) InShared {
   ArrivalBarrier loaded;  // A phase an item.
   // T and P of value head r of a key head, once the keys are stored.
   __device__ Triangle (&Mix(int r))[2] { return reinterpret_cast<Triangle(&)[2]>(panels[r % 2]); }
+};
+
+// What a warpgroup works on: a chunk, and which of its parts.
+struct Item {
+  int64_t slot;
+  SlotChunk chunk;
+  int32_t part;
+  bool exists;
 };
 
 // The warpgroup that works on an item.
@@ -131,8 +141,8 @@ __device__ inline RawGates<X> LoadItemGates(const InParams& p, const SlotChunk& 
 
 // The matrices of a key head's value heads, once the keys are there and being stored.
 template <typename X>
-__device__ inline void DoMatrices(const InParams& p, const SlotChunk& chunk, int64_t slot,
-                                  int key_head, InShared& shared, const Group& group) {
+__device__ inline void DoMatrices(const InParams& p, const Item& item, int key_head,
+                                  InShared& shared, const Group& group) {
 #ifdef GDN_WGMMA
   const gdn_fused_decode_args& a = p.args.layer;
   const int thread = group.thread;
@@ -159,8 +169,8 @@ __device__ inline void DoMatrices(const InParams& p, const SlotChunk& chunk, int
       group.Sync();
       if (warp < kSharedHeads && r + warp < p.ratio) {
         const int head = first_head + r + warp;
-        const RawGates<X> raw = LoadGates<X>(a, chunk, head, lane);
-        FormGates(raw, LoadGateWeights(a, head), a.beta_scale, p.scale, chunk.count, lane,
+        const RawGates<X> raw = LoadGates<X>(a, item.chunk, head, lane);
+        FormGates(raw, LoadGateWeights(a, head), a.beta_scale, p.scale, item.chunk.count, lane,
                   &shared.solve.scalars[warp]);
       }
       group.Sync();
@@ -181,7 +191,7 @@ __device__ inline void DoMatrices(const InParams& p, const SlotChunk& chunk, int
     FenceForBulk();
     group.Sync();
     if (thread == 0) {
-      const int64_t at = slot * a.value_heads + first_head + r;
+      const int64_t at = item.slot * a.value_heads + first_head + r;
       BulkStore(p.mixes + at * int64_t{sizeof(mix)}, mix, sizeof(mix));
       BulkStore(p.scalars + at * int64_t{sizeof(WalkScalars)}, &scalars.walk, sizeof(WalkScalars));
     }
@@ -189,22 +199,22 @@ __device__ inline void DoMatrices(const InParams& p, const SlotChunk& chunk, int
 #endif
 }
 
-// What does not depend on a chunk is loaded before the chunk is known; find(&slot, &chunk) may wait
-// for memory, and says no where there is none.
-template <typename X, typename Find>
-__device__ inline void DoItem(const InParams& p, int part, const Find& find, uint32_t phase,
-                              InShared& shared, const Group& group) {
+// What does not depend on a chunk is loaded before the chunk is known: find() may wait for memory.
+// meanwhile() is called once, where the inputs are awaited.
+template <typename X, typename Find, typename Meanwhile>
+__device__ inline void DoItem(const InParams& p, int part, const Find& find,
+                              const Meanwhile& meanwhile, uint32_t phase, InShared& shared,
+                              const Group& group) {
   const gdn_fused_decode_args& a = p.args.layer;
   const int lane = group.Lane();
   const int warp = group.Warp();
   const int first = warp % 2 * kConvRows;
   const Columns<X> columns = ColumnsOf<X>(p, part, warp / 2);
   Panel(&panels)[2] = shared.panels[warp / 2];
-  RowsBefore& before = shared.conv.before[warp];
   const RawFilter filter = LoadFilter(a, columns.channel, group.thread);
-  int64_t slot;
-  SlotChunk chunk;
-  if (!find(&slot, &chunk)) return;
+  const Item& item = find();
+  if (!item.exists) return;
+  const SlotChunk& chunk = item.chunk;
   if (group.thread == 0) StartLoad(p, chunk, part, shared);
   const bool is_key = part < a.key_heads;
   const int value_head = is_key ? part * p.ratio : 2 * (part - static_cast<int>(a.key_heads));
@@ -215,12 +225,15 @@ __device__ inline void DoItem(const InParams& p, int part, const Find& find, uin
   if (lane < 16 && chunk.first + first > 0 && first < chunk.count) {
     LoadPast(a, at, chunk.begin + first, past);
   }
-  FormFilter<X>(filter, group.thread, &shared.conv.filters);
+  StoreFilter(filter, group.thread, shared.conv.filters);
   const bool padding = a.read_index[chunk.sequence] < 0 || a.write_index[chunk.sequence] < 0;
   if (padding || chunk.count == 0) {
     group.Sync();
     shared.loaded.Wait(phase);
-    if (padding) return;
+    if (padding) {
+      meanwhile();
+      return;
+    }
   }
   if (lane < 16 && first == 0) {
     if (chunk.first == 0) {
@@ -235,24 +248,28 @@ __device__ inline void DoItem(const InParams& p, int part, const Find& find, uin
       if (to >= 0) StoreCheckpoint(a, chunk, at, to);
     }
   }
-  if (chunk.count == 0) return;  // Of an empty sequence nothing but its convolution state.
-  if (lane < 16) StorePast(past, lane, before);
+  if (chunk.count == 0) {  // Of an empty sequence nothing but its convolution state.
+    meanwhile();
+    return;
+  }
   if (!is_key) {
     shared.conv.betas[group.thread / kChunk][group.thread % kChunk] =
         a.beta_scale * FastSigmoid(Widen(raw.b[0]));
   }
   group.Sync();
+  meanwhile();
   shared.loaded.Wait(phase);
-  Factors factors;
   const bool forms_gates = is_key && warp < min(kSharedHeads, p.ratio);
   GateWeights gate_weights = {};
   if (is_key) {
-    Convolve<X, false>(shared.conv.filters, before, warp / 2, first, lane, panels, factors);
+    Convolve<X, false>(shared.conv.filters, past, nullptr, warp / 2, first, lane, panels);
+    Factors factors;
+    NormFactors<X>(first, lane, panels, factors);
     if (forms_gates) gate_weights = LoadGateWeights(a, value_head + warp);
     ScaleRows<X>(factors, first, lane, panels);
   } else {
-    RowFactors(&shared.conv.betas[warp / 2][first], lane, factors);
-    Convolve<X, true>(shared.conv.filters, before, warp / 2, first, lane, panels, factors);
+    Convolve<X, true>(shared.conv.filters, past, shared.conv.betas[warp / 2], warp / 2, first, lane,
+                      panels);
   }
   if (first + kConvRows > chunk.count) {
     __syncwarp();
@@ -262,17 +279,17 @@ __device__ inline void DoItem(const InParams& p, int part, const Find& find, uin
   group.Sync();
   if (is_key) {
     if (group.thread == 0) {
-      BulkStore(p.keys + (slot * a.key_heads + part) * int64_t{sizeof(Keys)}, shared.panels,
+      BulkStore(p.keys + (item.slot * a.key_heads + part) * int64_t{sizeof(Keys)}, shared.panels,
                 sizeof(Keys));
     }
     if (forms_gates) {
       FormGates(raw, gate_weights, a.beta_scale, p.scale, chunk.count, lane,
                 &shared.solve.scalars[warp]);
     }
-    DoMatrices<X>(p, chunk, slot, part, shared, group);
+    DoMatrices<X>(p, item, part, shared, group);
   } else if (group.thread == 0) {
     const int heads = value_head + 1 < a.value_heads ? 2 : 1;
-    BulkStore(p.values + (slot * a.value_heads + value_head) * kValueTileBytes, shared.panels,
+    BulkStore(p.values + (item.slot * a.value_heads + value_head) * kValueTileBytes, shared.panels,
               static_cast<uint32_t>(heads * kValueTileBytes));
   }
   if (group.thread == 0) WaitForBulkReads<0>();
@@ -285,9 +302,11 @@ __global__ void __launch_bounds__(kGroup, kBlocks) InKernel(const __grid_constan
   AllowNextKernel();
   extern __shared__ __align__(1024) char raw[];
   const Group group = {0, static_cast<int>(threadIdx.x)};
-  const auto find = [&](int64_t* slot, SlotChunk* chunk) {
-    *slot = blockIdx.y + int64_t{kMostSlots} * blockIdx.z;
-    return ChunkOfSlot(p.args.cu_seqlens, p.args.layer.rows, *slot, chunk);
+  Item item;
+  const auto find = [&]() -> const Item& {
+    item.slot = blockIdx.y + int64_t{kMostSlots} * blockIdx.z;
+    item.exists = ChunkOfSlot(p.args.cu_seqlens, p.args.layer.rows, item.slot, &item.chunk);
+    return item;
   };
   InShared& shared = *reinterpret_cast<InShared*>(raw);
   if (threadIdx.x == 0) {
@@ -295,80 +314,100 @@ __global__ void __launch_bounds__(kGroup, kBlocks) InKernel(const __grid_constan
     shared.loaded.Init();
     ArrivalBarrier::FenceInit();
   }
-  DoItem<X>(p, static_cast<int>(blockIdx.x), find, 0, shared, group);
+  DoItem<X>(
+      p, static_cast<int>(blockIdx.x), find, [] {}, 0, shared, group);
 }
 
-// What a warpgroup of such blocks works on.
-struct Item {
-  int64_t slot;
-  SlotChunk chunk;
-  int32_t part;
-  bool exists;
-};
 __device__ inline void FindItem(const InParams& p, uint32_t ticket, ChunkOrder* order, Item* item) {
   const auto parts = static_cast<uint32_t>(p.parts);
   item->part = static_cast<int32_t>(ticket % parts);
   item->exists = order->Find(static_cast<int>(ticket / parts), &item->slot, &item->chunk);
 }
 
-// A few blocks that keep their multiprocessors, and hand each item over as soon as it is done, to a
-// walk that runs beside them.
+constexpr int kMostShared = 128;  // Sequences whose lengths a block that streams keeps.
+
+// By the thread that has stored the item.
+__device__ inline void HandOver(const InParams& p, const Item& item) {
+  WaitForBulkStores();
+  Publish(p.ready + item.part * p.slots + item.slot);
+}
+
+// A few blocks that keep their multiprocessors, and hand their items over one by one, to a walk
+// that runs beside them: each while the next one's inputs are awaited.
 template <typename X>
-__global__ void __launch_bounds__(kBlocks* kGroup, 1)
+__global__ void __launch_bounds__(kGroups* kGroup, 1)
     StreamKernel(const __grid_constant__ InParams p) {
   AllowNextKernel();
   extern __shared__ __align__(1024) char raw[];
-  __shared__ Item items[2][kBlocks];
-  __shared__ ChunkOrder orders[kBlocks];
+  __shared__ Item items[2][kGroups];
+  __shared__ ChunkOrder orders[kGroups];
+  __shared__ int32_t cu_seqlens[kMostShared + 1];
+  const int sequences = static_cast<int>(p.args.layer.rows);
   const int thread = static_cast<int>(threadIdx.x);
   const Group group = {thread / kGroup, thread % kGroup};
   InShared& shared = reinterpret_cast<InShared*>(raw)[group.index];
+  if (sequences <= kMostShared) {
+    for (int i = thread; i <= sequences; i += kGroups * kGroup) {
+      cu_seqlens[i] = p.args.cu_seqlens[i];
+    }
+  }
+  __syncthreads();
   if (group.thread == 0) {
     shared.loaded.Init();
     ArrivalBarrier::FenceInit();
-    orders[group.index].Init(p.args.cu_seqlens, static_cast<int>(p.args.layer.rows));
+    orders[group.index].Init(sequences <= kMostShared ? cu_seqlens : p.args.cu_seqlens, sequences);
     FindItem(p, atomicAdd(p.ticket, 1u), &orders[group.index], &items[0][group.index]);
+    items[1][group.index].exists = false;
   }
   group.Sync();
   for (uint32_t turn = 0;; turn ^= 1) {
     const Item& item = items[turn][group.index];
-    if (!item.exists) return;
+    Item& other = items[turn ^ 1][group.index];  // The one before, then the next.
+    if (!item.exists) {
+      if (group.thread == 0 && other.exists) HandOver(p, other);
+      return;
+    }
     uint32_t next = 0;
-    if (group.thread == 0) next = atomicAdd(p.ticket, 1u);  // Arrives while this one is done.
-    const auto find = [&](int64_t* slot, SlotChunk* chunk) {
-      *slot = item.slot;
-      *chunk = item.chunk;
-      return true;
+    if (group.thread == 0) next = atomicAdd(p.ticket, 1u);
+    const auto meanwhile = [&] {
+      if (group.thread != 0) return;
+      if (other.exists) HandOver(p, other);
+      FindItem(p, next, &orders[group.index], &other);
     };
     // What depends on the thread is computed anew: there is no room to keep it.
-    DoItem<X>(p, item.part, find, turn, shared, {group.index, Opaque(group.thread)});
-    if (group.thread == 0) {
-      FindItem(p, next, &orders[group.index], &items[turn ^ 1][group.index]);
-    }
+    DoItem<X>(p, item.part, [&]() -> const Item& { return item; }, meanwhile, turn, shared,
+              {group.index, Opaque(group.thread)});
     group.Sync();
-    if (group.thread == 0) {
-      WaitForBulkStores();
-      Publish(p.ready + item.slot * p.parts + item.part);
-    }
   }
 }
 
 template <typename X>
-gdn_status Launch(const gdn_exec& exec, const InParams& p, int64_t slots, int stream_blocks) {
+gdn_status Launch(const gdn_exec& exec, const InParams& p, int stream_blocks) {
   constexpr size_t kBytes = sizeof(InShared);
   if (stream_blocks > 0) {
-    constexpr size_t kStreamBytes = kBlocks * sizeof(InShared);
+    constexpr size_t kStreamBytes = kGroups * sizeof(InShared);
     const cudaError_t error = AllowSharedMemory<StreamKernel<X>>(kStreamBytes, false);
     if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
-    StreamKernel<X>
-        <<<static_cast<unsigned>(stream_blocks), kBlocks * kGroup, kStreamBytes, Stream(exec)>>>(p);
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(stream_blocks));
+    config.blockDim = dim3(kGroups * kGroup);
+    config.dynamicSmemBytes = kStreamBytes;
+    config.stream = Stream(exec);
+    // In pairs, as the walk's: singly they share each pair of multiprocessors with a block of the
+    // walk, and both take longer.
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {2, 1, 1};
+    config.attrs = &attribute;
+    config.numAttrs = stream_blocks % 2 == 0 ? 1 : 0;
+    cudaLaunchKernelEx(&config, StreamKernel<X>, p);
     return CheckLaunch(kOp);
   }
   const cudaError_t error = AllowSharedMemory<InKernel<X>>(kBytes, false);
   if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
-  const auto rows = static_cast<unsigned>(slots < kMostSlots ? slots : kMostSlots);
+  const auto rows = static_cast<unsigned>(p.slots < kMostSlots ? p.slots : kMostSlots);
   const dim3 grid(static_cast<unsigned>(p.parts), rows,
-                  static_cast<unsigned>((slots + kMostSlots - 1) / kMostSlots));
+                  static_cast<unsigned>((p.slots + kMostSlots - 1) / kMostSlots));
   InKernel<X><<<grid, kGroup, kBytes, Stream(exec)>>>(p);
   return CheckLaunch(kOp);
 }
@@ -388,8 +427,8 @@ gdn_status LaunchWayIn(const gdn_exec& exec, const gdn_fused_prefill_args& args,
   p.values = static_cast<char*>(chunks.values);
   p.mixes = static_cast<char*>(chunks.mixes);
   p.scalars = static_cast<char*>(chunks.scalars);
-  const int64_t slots = ChunkSlots(args.tokens, a.rows);
-  const int64_t items = slots * p.parts;
+  p.slots = ChunkSlots(args.tokens, a.rows);
+  const int64_t items = p.slots * p.parts;
   p.ready = chunks.ready;
   p.ticket = chunks.ready + items;
   if (plan.stream_blocks > 0) {
@@ -407,8 +446,8 @@ gdn_status LaunchWayIn(const gdn_exec& exec, const gdn_fused_prefill_args& args,
     }
     if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   }
-  return a.dtype == GDN_BF16 ? Launch<Bf16>(exec, p, slots, plan.stream_blocks)
-                             : Launch<F16>(exec, p, slots, plan.stream_blocks);
+  return a.dtype == GDN_BF16 ? Launch<Bf16>(exec, p, plan.stream_blocks)
+                             : Launch<F16>(exec, p, plan.stream_blocks);
 }
 
 }  // namespace gdn::cuda

@@ -15,33 +15,15 @@ __device__ inline float FastSigmoid(float x) {
   return cuda::FastSigmoid(x, &power);
 }
 
-// silu(2 h) = h (1 + tanh(h)): one call of the special function unit. Where 1 + tanh(h) has lost
-// its digits, 2 h e / (1 + e) with e = exp(2 h), which is at most 0.018 there: e - e^2 is e / (1 +
-// e) within 4e-4 of itself.
-constexpr float kFarH = -2.0f;
-__device__ inline float NearSilu(float h) {
-  float tanh_h;
-  asm("tanh.approx.f32 %0, %1;" : "=f"(tanh_h) : "f"(h));
-  return fmaf(h, tanh_h, h);
-}
-__device__ inline float FarSilu(float h) {
-  constexpr float kTwoLog2E = 2.8853900817779268f;
-  float e;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(h * kTwoLog2E));
-  return (h + h) * fmaf(-e, e, e);
-}
-// Of four values; few are far, and then few warps have one.
-__device__ inline void SiluOfTwice(float (&h)[4]) {
-  bool far = false;
-#pragma unroll
-  for (const float v : h) far |= v < kFarH;
-  if (far) {
-#pragma unroll
-    for (float& v : h) v = v < kFarH ? FarSilu(v) : NearSilu(v);
-  } else {
-#pragma unroll
-    for (float& v : h) v = NearSilu(v);
-  }
+// silu(x) of t = kSiluScale x = -x log2(e), within a few units in the last place of itself:
+// x / (1 + e^-x) = t / (kSiluScale (1 + 2^t)).
+constexpr float kSiluScale = -1.4426950408889634f;
+__device__ inline float SiluOfScaled(float t) {
+  float power;
+  float inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(t));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(fmaf(kSiluScale, power, kSiluScale)));
+  return t * inverse;
 }
 
 // softplus(x) = ln(1 + e^x) within some 2e-5 of itself, e^x where that is small.

@@ -28,38 +28,19 @@ __device__ inline void Publish(uint32_t* ready) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(ready), "r"(1) : "memory");
 }
 
-// How many of a head's `most` next chunks are there, at least one: waits for it. By the thread that
-// will have the copy engine load them. A chunk is two items, a slot's items are `items` apart.
-__device__ inline int WaitForChunks(const uint32_t* first, const uint32_t* second, int64_t items,
-                                    int most) {
-  constexpr int kAtOnce = 4;
-  int count = 0;
-  for (;;) {
-    uint32_t ready[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int64_t at = (i < most ? i : 0) * items;
-      uint32_t other;
-      asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
-                   : "=r"(ready[i])
-                   : "l"(first + at)
-                   : "memory");
-      asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
-                   : "=r"(other)
-                   : "l"(second + at)
-                   : "memory");
-      ready[i] &= other;
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (count == i && i < most && ready[i] != 0) ++count;
-    }
-    if (count > 0) break;
-    __nanosleep(100);
+// Watches for a unit's chunks, by a warp: which of the next 32 after `chunk` are there. Two items
+// make a chunk; items[c] of both is 1 once chunk c is there.
+__device__ inline uint32_t ReadyChunks(const uint32_t* first, const uint32_t* second, int chunk,
+                                       int chunks, int lane) {
+  const int at = chunk + lane;
+  uint32_t ready = 0;
+  if (at < chunks) {
+    uint32_t other;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(ready) : "l"(first + at) : "memory");
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(other) : "l"(second + at) : "memory");
+    ready &= other;
   }
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
-  FenceGlobalForBulk();
-  return count;
+  return __ballot_sync(kFullMask, ready != 0);
 }
 
 // All chunks in the order in which walks that start together need them: the first of each sequence,

@@ -76,7 +76,7 @@ FusedShape Shape(int64_t key_heads = 2, int64_t ratio = 2) {
 constexpr cuda::PrefillPlan kAuto = {-1};
 constexpr cuda::PrefillPlan kInTurn = {0};
 constexpr cuda::PrefillPlan kStream = {2};
-constexpr cuda::PrefillPlan kWideStream = {40};
+constexpr cuda::PrefillPlan kWideStream = {41};  // Not in pairs.
 
 void Launch(const gdn_fused_prefill_args& args, const cuda::PrefillPlan& plan) {
   const Stream stream;

@@ -4,6 +4,7 @@
 // Roles, a pipeline through shared memory:
 //     load:   one thread has the copy engine bring the chunks   (fused_prefill_walk_load.cuh)
 //     move:   states on their way in and out, the other warps   (fused_prefill_walk_load.cuh)
+//     watch:  one of these, where chunks come one by one        (fused_prefill_walk_load.cuh)
 //     output: the gated norm of a chunk's output, two warpgroups
 //                                                               (fused_prefill_walk_output.cuh)
 //     state:  64 value columns of S, a warpgroup                (fused_prefill_walk_state.cuh)
@@ -18,7 +19,9 @@ namespace gdn::cuda::chunk {
 
 constexpr int kParts = 2;    // Blocks of a value head.
 constexpr int kOutputs = 2;  // Warpgroups of the output role.
-constexpr int kMovers = 96;  // Threads of the move role.
+// Threads of the move role. kStream: chunks come one by one, and a warp watches for them.
+template <bool kStream>
+constexpr int kMovers = kStream ? 64 : 96;
 
 struct WalkParams : Params {
   gdn_fused_decode_args layer;
@@ -26,8 +29,8 @@ struct WalkParams : Params {
   const char* values;
   const char* mixes;
   const char* scalars;
-  const uint32_t* ready;  // Of the items, where they come one by one; or NULL.
-  int64_t items;          // Of a slot.
+  const uint32_t* ready;  // Of the items, where they come one by one, [parts, slots]; or NULL.
+  int64_t slots;
   Checkpoints checkpoints;
   bool moves;  // The move role moves states: their rows begin at multiples of 16 bytes.
 };
@@ -144,6 +147,7 @@ struct WalkShared {
   // Each phase is a change of units.
   ArrivalBarrier state_here;  // move -> state: the next unit's state is in shared memory,
   ArrivalBarrier state_left;  // state -> move: and now the last one's.
+  uint32_t there;  // watch -> load: chunks of the block that are there, where they come one by one.
 
   // By all threads: the zeros of the triangles.
   __device__ void ClearTriangles() {
@@ -156,7 +160,7 @@ struct WalkShared {
     }
     FenceForBulk();
   }
-  __device__ void Init() {
+  __device__ void Init(int movers) {
     for (int i = 0; i < kSlots; ++i) {
       keys_loaded[i].Init();
       rest_loaded[i].Init();
@@ -164,9 +168,10 @@ struct WalkShared {
       keys_done[i].Init(kGroup);
       rest_done[i].Init(kOutputs * kGroup);
     }
-    state_here.Init(kMovers);
+    state_here.Init(movers);
     state_left.Init(kGroup);
     for (ArrivalBarrier& arrived : other.arrived) arrived.Init();
+    there = 0;
     ArrivalBarrier::FenceInit();
   }
 };

@@ -36,25 +36,65 @@ __device__ inline void PrefetchState(const WalkParams& p, const WalkUnit& unit) 
                static_cast<uint32_t>(kPanelColumns * kDim * element));
 }
 
+// Where chunks come one by one: a warp that watches for them.
+__device__ inline void WatchRole(const WalkParams& p, WalkShared& shared, int lane) {
+  uint32_t there = 0;
+  UnitFinder finder(p);
+  for (WalkUnit unit = finder.Next(); unit.length > 0; unit = finder.Next()) {
+    const int chunks = (unit.length + kChunk - 1) / kChunk;
+    const uint32_t* const items = p.ready + ChunkSlot(unit.begin, unit.sequence, 0);
+    const uint32_t* const keys = items + unit.head / p.ratio * p.slots;
+    const uint32_t* const values = items + (p.args.key_heads + unit.head / 2) * p.slots;
+    for (int chunk = 0; chunk < chunks;) {
+      const uint32_t missing = ~ReadyChunks(keys, values, chunk, chunks, lane);
+      const int count = missing == 0 ? 32 : __ffs(static_cast<int>(missing)) - 1;
+      if (count == 0) {
+        __nanosleep(100);
+        continue;
+      }
+      chunk += count;
+      there += static_cast<uint32_t>(count);
+      asm volatile("fence.acq_rel.gpu;" ::: "memory");
+      __syncwarp();
+      if (lane == 0) {
+        asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(SharedAddress(&shared.there)),
+                     "r"(there)
+                     : "memory");
+      }
+    }
+  }
+}
+
+// Waits until more than n chunks are there; returns how many are.
+__device__ inline uint32_t WaitForChunk(const WalkShared& shared, uint32_t n) {
+  uint32_t there;
+  do {
+    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
+                 : "=r"(there)
+                 : "r"(SharedAddress(&shared.there))
+                 : "memory");
+  } while (there <= n);
+  FenceGlobalForBulk();
+  return there;
+}
+
 // The load role, by one thread.
+template <bool kStream>
 __device__ inline void LoadRole(const WalkParams& p, WalkShared& shared) {
   UnitFinder finder(p);
   shared.units[0] = finder.Next();
-  if (p.ready == nullptr) WaitForPreviousKernel();
+  if constexpr (!kStream) WaitForPreviousKernel();
   uint32_t n = 0;
+  uint32_t there = 0;  // Chunks of the block, where they come one by one.
   for (uint32_t u = 0; shared.units[u % kUnits].length > 0; ++u) {
     WalkUnit& next = shared.units[(u + 1) % kUnits];
     next = finder.Next();
     PrefetchState(p, next);
     const WalkUnit& unit = shared.units[u % kUnits];
     const int chunks = (unit.length + kChunk - 1) / kChunk;
-    int known = 0;  // Chunks that are known to be there, where they come one by one.
     for (int c = 0; c < chunks; ++c, ++n) {
-      if (p.ready != nullptr && c == known) {
-        const uint32_t* const items =
-            p.ready + ChunkSlot(unit.begin, unit.sequence, known) * p.items;
-        known += WaitForChunks(items + unit.head / p.ratio,
-                               items + p.args.key_heads + unit.head / 2, p.items, chunks - c);
+      if constexpr (kStream) {
+        if (n >= there) there = WaitForChunk(shared, n);
       }
       const ChunkParts chunk(p, unit, c);
       WalkSlot& slot = shared.slots[n % kSlots];
@@ -73,18 +113,18 @@ __device__ inline void LoadRole(const WalkParams& p, WalkShared& shared) {
     }
   }
   // The walk has ended only when the way in has.
-  if (p.ready != nullptr) WaitForPreviousKernel();
+  if constexpr (kStream) WaitForPreviousKernel();
 }
 
 // The move role, by some warps: of all units but a block's first it brings the state to shared
 // memory while the unit before is walked. There the state role leaves that one's for it, which it
 // takes to the pool; the last unit's the state role stores itself. It may read ahead because no row
 // writes what another reads: see fused_decode.h.
-template <typename S>
+template <typename S, int kThreads>
 __device__ inline void MoveStates(const WalkParams& p, WalkShared& shared, int thread) {
   constexpr int kRowBytes = kDim * sizeof(S);
-  constexpr int kLanes = kRowBytes / 16;   // Of a row.
-  constexpr int kRows = kMovers / kLanes;  // At once.
+  constexpr int kLanes = kRowBytes / 16;    // Of a row.
+  constexpr int kRows = kThreads / kLanes;  // At once.
   const int first = thread / kLanes;
   const int column = thread % kLanes * 16;
   char* const staged = shared.state + column;
@@ -115,12 +155,13 @@ __device__ inline void MoveStates(const WalkParams& p, WalkShared& shared, int t
     unit = next;
   }
 }
+template <int kThreads>
 __device__ inline void MoveRole(const WalkParams& p, WalkShared& shared, int thread) {
   if (!p.moves) return;
   if (p.args.state_dtype == GDN_F32) {
-    MoveStates<float>(p, shared, thread);
+    MoveStates<float, kThreads>(p, shared, thread);
   } else {
-    MoveStates<Bf16>(p, shared, thread);
+    MoveStates<Bf16, kThreads>(p, shared, thread);
   }
 }
 
