@@ -46,7 +46,7 @@ bool CanRun(const gdn_fused_decode_args& a, int tiling, const Device& device) {
   const int capability = device.compute_capability;
   if (!DecodeTilingCovers(tiling, ratio, a.tokens)) return false;
   if (tiling == kStream) return capability >= 90 && capability < 120;
-  const bool bulk = tiling == kWholeBulk || (tiling == kWholeSmall && a.state_dtype == GDN_F32);
+  const bool bulk = tiling == kWholeBulk || tiling == kWholeSmall;
   return capability >= 90 || (kDecodeTilings[tiling].splits * ratio == 1 && !bulk);
 }
 
@@ -127,10 +127,12 @@ int Choose(const gdn_fused_decode_args& a, const Device& device) {
     if (early && heads > 6 * multiprocessors && can(kWholeSmall)) return kWholeSmall;
     if (5 * heads > 2 * multiprocessors && can(kWholeBulk)) return kWholeBulk;
   } else {
-    // Five of the blocks run on a multiprocessor at once, or four with registers alone.
-    if (heads > 4 * multiprocessors && can(kWholeBulk)) return kWholeBulk;
-    const int64_t many = early && ratio <= 2 ? 6 : 3;
-    if (2 * heads > many * multiprocessors && can(kWholeSmall)) return kWholeSmall;
+    // Five of the bulk blocks run on a multiprocessor at once, four of the others; where these are
+    // enough depends on the cluster.
+    const int64_t quarters = ratio == 4 ? 16 : ratio == 3 ? 11 : 13;
+    if (4 * heads > quarters * multiprocessors && can(kWholeSmall)) return kWholeSmall;
+    const int64_t many = early && ratio <= 2 ? 4 : 3;
+    if (2 * heads > many * multiprocessors && can(kWholeBulk)) return kWholeBulk;
   }
   return can(kWhole) ? kWhole : -1;
 }

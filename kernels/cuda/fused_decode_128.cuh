@@ -15,7 +15,7 @@ cudaError_t Launch(const DecodeParams& params, int tiling, cudaStream_t stream) 
     case 0:
       return LaunchStream<X, S>(params, stream);
     case 1:
-      if (params.tokens == 1) return LaunchWhole<X, S, 8, 2, 2, 0>(params, stream);
+      if (params.tokens == 1) return LaunchWhole<X, S, 8, 2, 2, 0, false>(params, stream);
       return LaunchSplit<X, S, 8, 2, 1>(params, stream);
     case 2:
       return LaunchSplit<X, S, 4, 2, 4>(params, stream);
@@ -23,15 +23,15 @@ cudaError_t Launch(const DecodeParams& params, int tiling, cudaStream_t stream) 
       return LaunchSplit<X, S, 4, 1, 5>(params, stream);
     case 4:
       if constexpr (sizeof(S) == 4) {
-        return LaunchWhole<X, S, 4, 4, 3, 4>(params, stream);
+        return LaunchWhole<X, S, 4, 4, 3, 4, false>(params, stream);
       } else {
-        return LaunchWhole<X, S, 4, 4, 4, 0>(params, stream);
+        return LaunchWhole<X, S, 4, 4, 4, 4, true>(params, stream);
       }
     case 5:
       if constexpr (sizeof(S) == 4) {
-        return LaunchWhole<X, S, 8, 2, 2, 2>(params, stream);
+        return LaunchWhole<X, S, 8, 2, 2, 2, false>(params, stream);
       } else {
-        return LaunchWhole<X, S, 4, 4, 5, 3>(params, stream);
+        return LaunchWhole<X, S, 4, 4, 5, 3, true>(params, stream);
       }
     default:
       return cudaErrorInvalidValue;

@@ -75,6 +75,31 @@ TEST_F(FusedDecodeBits, EveryTilingGivesTheSameBits) {
   }
 }
 
+// More blocks than run at once: the first ones wait for the kernel before and fetch ahead for later
+// ones, past padding, fresh and forked rows.
+TEST_F(FusedDecodeBits, LaterBlocksGiveTheSameBits) {
+  for (gdn_dtype state_dtype : {GDN_F32, GDN_BF16}) {
+    FusedShape s;
+    s.rows = 350;
+    s.key_heads = 1;
+    s.state_dtype = state_dtype;
+    const FusedCall before(s);
+    constexpr int kQuarters = 3;
+    const FusedCall first = CudaResult(before, kQuarters);
+    for (int tiling = 0; tiling < cuda::kNumDecodeTilings; ++tiling) {
+      for (int32_t early_start : {0, 1}) {
+        SCOPED_TRACE(tiling);
+        FusedCall host = before;
+        DeviceCall device(host);
+        device.args.early_start = early_start;
+        ASSERT_EQ(RunOnDevice(device, tiling), GDN_OK) << gdn_last_error();
+        device.Download(host);
+        ExpectSameBits(host, first);
+      }
+    }
+  }
+}
+
 // Each row alone gives the bits it has among the others, whatever the launcher chooses for either.
 TEST_F(FusedDecodeBits, ARowDoesNotDependOnTheRowsAroundIt) {
   for (int64_t rows : {2, 9, 70}) {

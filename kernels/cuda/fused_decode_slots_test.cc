@@ -182,15 +182,17 @@ TEST_F(FusedDecodeSlots, GraphReplaysFollowTheIndices) {
 // Layers chained through x: with early_start each kernel may begin while the one before it, which
 // writes its x, still runs. Bits as without it, from a graph and from plain launches.
 TEST_F(FusedDecodeSlots, EarlyStartKeepsTheOrder) {
-  constexpr int kLayers = 10;
-  for (int64_t rows : {1, 3, 20}) {
+  for (int64_t rows : {1, 3, 20, 70}) {
     SCOPED_TRACE(rows);
+    const bool many = rows == 70;  // More blocks than run at once.
+    const int layers = many ? 3 : 10;
     FusedShape s;
     s.rows = rows;
     s.key_heads = 4;
     s.special_rows = rows == 3;
+    if (many) s.state_dtype = GDN_BF16;
     std::vector<FusedCall> hosts;
-    for (int layer = 0; layer < kLayers; ++layer) {
+    for (int layer = 0; layer < layers; ++layer) {
       s.seed = static_cast<uint32_t>(layer + 1);
       hosts.emplace_back(s);
       // One step's layers share the indices.
@@ -207,10 +209,10 @@ TEST_F(FusedDecodeSlots, EarlyStartKeepsTheOrder) {
       const Stream stream;
       const gdn_exec exec = stream.Exec();
       const auto enqueue = [&] {
-        for (int layer = 0; layer < kLayers; ++layer) {
+        for (int layer = 0; layer < layers; ++layer) {
           gdn_fused_decode_args& args = devices[layer]->args;
           args.early_start = mode > 0;
-          if (layer + 1 < kLayers) {  // y becomes the v columns of the next layer.
+          if (layer + 1 < layers) {  // y becomes the v columns of the next layer.
             const gdn_fused_decode_args& next = devices[layer + 1]->args;
             args.y = static_cast<uint16_t*>(const_cast<void*>(next.x)) + next.v_offset;
             args.y_token_stride = next.x_token_stride;

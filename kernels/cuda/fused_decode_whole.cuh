@@ -2,10 +2,16 @@
 //
 // A block works for one value head of one batch row. All of the head's state is asked for before
 // anything is computed: the last kSharedGroups of each warp's groups of eight rows by bulk copies
-// into shared memory, which needs sm_90, the others into registers. Between them they hold more
-// blocks than either could. A barrier divides these loads from the stores, since the memory prefers
-// long runs of either. Blocks are many and small, so that the device hands them out evenly and the
-// last ones end together.
+// into shared memory, which needs sm_90, the others into registers. A barrier divides these loads
+// from the stores, since the memory prefers long runs of either. Blocks are many and small, so that
+// the device hands them out evenly and the last ones end together.
+//
+// The first blocks on the device get x all at once, when the kernel before has finished, and then
+// compute all at once, while nothing is asked of the memory. With kAhead each of them then brings
+// half a head of those that come next to the L2 (of whole heads, or asked for before x is final,
+// much would be read twice), and later blocks let the next kernel start at once. BF16 heads gain
+// from it; FP32 heads do where decode steps follow each other, but lose 1 % between the products of
+// an engine's step.
 //
 // What all warps need is prepared by few threads and shared: q, k and v pass the convolution in
 // pairs of channels, one thread computes the gates, and o leaves in pairs. Small requests and
@@ -60,8 +66,15 @@ struct ChannelPair {
   }
 };
 
-template <typename X, typename S, int kWarps, int kGroups, int kMinBlocks, int kSharedGroups>
-__global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
+// Shared memory of a multiprocessor of sm_90, and less than a block has besides its tiles.
+constexpr size_t kMultiprocessorShared = 228 * 1024;
+constexpr size_t kOtherShared = 3 * 1024;
+
+// kBlocks: how many of them run on a multiprocessor at once. With four BF16 tiles there its memory
+// has enough to do; more would only wait for each other.
+template <typename X, typename S, int kWarps, int kGroups, int kBlocks, int kSharedGroups,
+          bool kAhead>
+__global__ void __launch_bounds__(32 * kWarps, kBlocks)
     WholeKernel(const __grid_constant__ DecodeParams p) {
   using Tile = SplitTile<S>;
   using Raw = typename Piece<S>::Raw;
@@ -100,10 +113,20 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   }
   const int64_t row = blockIdx.y + blockIdx.z * kMaxGridY;
   if (row >= p.rows) return;
+  if (kAhead && p.early_start != 0 && row >= p.first_rows) {  // The kernel before has finished.
+    WaitForPreviousKernel();
+    AllowNextKernel();
+  }
   const int64_t read = p.read_index[row];
   const int64_t write = p.write_index[row];
   const uint8_t fresh = p.fresh != nullptr ? p.fresh[row] : uint8_t{0};
+  int64_t next_read = -1;  // The slot of the row that this block's place comes to next.
+  if (kAhead && row < p.first_rows && threadIdx.x == 0) {
+    const int64_t next = row + p.first_rows;
+    if (next < p.rows && (p.fresh == nullptr || p.fresh[next] == 0)) next_read = p.read_index[next];
+  }
 
+  const bool early = p.early_start != 0;
   const int tid = static_cast<int>(threadIdx.x);
   const int lane = tid % 32;
   const int warp = tid / 32;
@@ -142,11 +165,18 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
       b_x = x[p.b_offset + head];
     }
   };
-  if (p.early_start == 0) load_x();
+  if (!early) load_x();
+
+  const auto prefetch_next = [&] {
+    if (next_read < 0) return;
+    PrefetchBulk(static_cast<const S*>(p.state) + next_read * p.state_slot_stride +
+                     int64_t{head} * (kDim * kDim),
+                 kDim * kDim * sizeof(S) / 2);
+  };
 
   X* const y = static_cast<X*>(p.y) + row * p.y_token_stride + head * kDim + out;
   if (read < 0 || write < 0) {  // The same for the whole cluster.
-    if (p.early_start != 0) {
+    if (early && (!kAhead || row < p.first_rows)) {
       WaitForPreviousKernel();
       AllowNextKernel();
     }
@@ -214,7 +244,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     a_log = p.a_log[head];
     dt_bias = p.dt_bias[head];
   }
-  if (p.early_start != 0) {
+  if (early) {
     if (row < p.first_rows) {
       // x is not final yet, but its lines may come to the L2, where all writes meet.
 #pragma unroll
@@ -227,9 +257,15 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
         PrefetchToL2(x + p.b_offset + head);
       }
     }
-    WaitForPreviousKernel();
-    AllowNextKernel();
+    if (!kAhead || row < p.first_rows) {
+      WaitForPreviousKernel();
+      AllowNextKernel();
+    }
+    // In one place for all blocks: from branches of its own the compiler let x wait for the taps.
+    prefetch_next();
     load_x();
+  } else {
+    prefetch_next();
   }
 
 #pragma unroll
@@ -338,10 +374,11 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   }
 }
 
-template <typename X, typename S, int kWarps, int kGroups, int kMinBlocks, int kSharedGroups>
+template <typename X, typename S, int kWarps, int kGroups, int kBlocks, int kSharedGroups,
+          bool kAhead>
 cudaError_t LaunchWhole(DecodeParams params, cudaStream_t stream) {
   const uint32_t heads = params.key_heads * params.ratio;
-  params.first_rows = (params.multiprocessors * kMinBlocks + heads - 1) / heads;
+  params.first_rows = (params.multiprocessors * kBlocks + heads - 1) / heads;
   const int64_t rows = params.rows;
   cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t config = {};
@@ -360,9 +397,12 @@ cudaError_t LaunchWhole(DecodeParams params, cudaStream_t stream) {
     attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
     ++config.numAttrs;
   }
-  constexpr auto kKernel = WholeKernel<X, S, kWarps, kGroups, kMinBlocks, kSharedGroups>;
+  constexpr auto kKernel = WholeKernel<X, S, kWarps, kGroups, kBlocks, kSharedGroups, kAhead>;
   if constexpr (kSharedGroups > 0) {
-    config.dynamicSmemBytes = kWarps * kSharedGroups * kTileRows * kDim * sizeof(S);
+    constexpr size_t kTileBytes = kWarps * kSharedGroups * kTileRows * kDim * sizeof(S);
+    // Where registers do not keep a further block away, what a block asks for does.
+    constexpr size_t kShare = kMultiprocessorShared / (kBlocks + 1) - kOtherShared;
+    config.dynamicSmemBytes = kSharedGroups == kGroups ? std::max(kTileBytes, kShare) : kTileBytes;
     const cudaError_t error =
         AllowSharedMemory<kKernel>(config.dynamicSmemBytes, kSharedGroups == kGroups);
     if (error != cudaSuccess) return error;
