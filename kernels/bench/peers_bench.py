@@ -307,7 +307,7 @@ def main():
     library = Library(options.library, "cuda")
     tables = options.tables.split(",")
     if options.processes:
-        shares = {"prefill": 0.4, "training": 0.6, "decode": 1.0}
+        shares = {"prefill": 0.4, "training": 0.6, "decode": 0.3}
         wanted = {"training" if table == "norm" else table for table in tables}
         whole = sum(shares[part] for part in wanted)
         peers_fla.compile_in_parallel([a for a in sys.argv if not a.startswith("--processes=")],
