@@ -8,6 +8,7 @@
 //
 // usage: linear_cuda_bench [--rows=1,4,...] [--shapes=in,out,gate_up,down,head] [--no-lt]
 //                          [--invariant] [--replays=20] [--chain-only] [--no-chain]
+//                          [--split-norms]
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
@@ -76,6 +77,7 @@ struct Options {
   bool invariant = false;
   bool singles = true;
   bool chain = true;
+  bool split_norms = false;  // Of the single products, where they take them.
   int replays = 20;
 };
 
@@ -88,6 +90,8 @@ class Bench {
     Must(cudaMalloc(&norm_weight_, kMaxK * 4), "norm weight");
     FillUniform<<<8, 256, 0, stream_>>>(norm_weight_, kMaxK, -1.0f, 1.0f);
     Must(cudaMalloc(&workspace_, kWorkspaceBytes), "workspace");
+    FillUniform<<<2048, 256, 0, stream_>>>(static_cast<uint16_t*>(workspace_), kWorkspaceBytes / 2,
+                                           0.0f, 1.0f);
     Must(cudaMalloc(&positions_, kMostArgmaxRows * 8), "positions");
     Must(cudaMemsetAsync(positions_, 0, kMostArgmaxRows * 8, stream_), "positions");
     const int64_t max_rows = *std::max_element(options.rows.begin(), options.rows.end());
@@ -189,14 +193,32 @@ class Bench {
     return exec;
   }
 
+  // With `behind` for what a split norm passes from product to product.
+  void SplitNorm(const Product& product, int64_t rows, char* behind, gdn_linear_args* args) const {
+    if (product.norm) {
+      args->x = behind;
+      args->x_dtype = GDN_BF16;
+      args->norm_weight = nullptr;
+      args->squares = reinterpret_cast<const float*>(behind + rows * product.k * 2);
+    } else {
+      args->after_norm = norm_weight_;
+      args->after_n = behind;
+      args->after_squares = reinterpret_cast<float*>(behind + rows * product.n * 2);
+    }
+  }
+
   void Single(const Product& product, int64_t rows) {
     gdn_linear_plan* const plan = Plan(product, rows);
     const gdn_exec exec = Exec();
+    const bool split = options_.split_norms && gdn_linear_splits_norm(plan, rows) != 0;
+    // Behind what a product may need of the workspace.
+    char* const behind = static_cast<char*>(workspace_) + kWorkspaceBytes / 2;
     double us[2];
     for (const int early : {0, 1}) {
       const auto enqueue = [&] {
         gdn_linear_args args = Args(product, plan, rows);
         args.early_start = early;
+        if (split && (product.norm || product.residual)) SplitNorm(product, rows, behind, &args);
         for (int layer = 0; layer < product.layers; ++layer) {
           args.weight = weights_ + layer * product.n * product.k;
           Must(gdn_linear(&exec, &args));
@@ -337,16 +359,7 @@ class Bench {
               args.x_row_stride = i == 1 ? 8224 : 3584;
               args.y = x32_;
             }
-            if (mode == 1 && product.norm) {
-              args.x = behind;
-              args.x_dtype = GDN_BF16;
-              args.norm_weight = nullptr;
-              args.squares = reinterpret_cast<const float*>(behind + rows * product.k * 2);
-            } else if (mode == 1) {
-              args.after_norm = norm_weight_;
-              args.after_n = behind;
-              args.after_squares = reinterpret_cast<float*>(behind + rows * product.n * 2);
-            }
+            if (mode == 1) SplitNorm(product, rows, behind, &args);
             args.early_start = 1;
             Must(gdn_linear(&exec, &args));
           }
@@ -389,6 +402,7 @@ Options Parse(int argc, char** argv) {
        {"--no-lt", [&](const std::string&) { options.lt = false; }},
        {"--invariant", [&](const std::string&) { options.invariant = true; }},
        {"--chain-only", [&](const std::string&) { options.singles = false; }},
+       {"--split-norms", [&](const std::string&) { options.split_norms = true; }},
        {"--no-chain", [&](const std::string&) { options.chain = false; }},
        {"--replays", [&](const std::string& value) { options.replays = std::stoi(value); }}});
   return options;

@@ -175,7 +175,7 @@ LinearWideTiling ChooseLinearWide(const LinearWideArgs& args, int multiprocessor
     tiling.groups = 1;
   }
   if (tiling.splits == 1 && args.rows >= kFewestRowsOfLargeBlocks) tiling.rows = 256;
-  tiling.share_n = tiling.splits == 1 && (tiling.groups == 1 || tiling.rows == 256) ? 2 : 1;
+  tiling.share_n = tiling.splits == 1 && tiling.rows != 128 ? 2 : 1;
   tiling.share_w = tiling.splits == 1 && tiling.rows == 128 && args.rows > 128 ? 2 : 1;
 
   // The ring of n holds what hides its way from the L2; the weight, which comes from further away,
