@@ -111,9 +111,10 @@ class StreamsTest(TestCase):
         got = [token.id for _ in range(3) for token in next(call).tokens]
         call.cancel()
         self.assert_idle(session)
-        # The tokens that were on their way are consumed too, each once.
+        # The tokens that were on their way are consumed too, each once; of those that arrived the
+        # newest may not have been, where the call ended before the next step.
         position = self.client.get(session).position
-        self.assertGreaterEqual(position, len(PROMPT) + len(got))
+        self.assertGreaterEqual(position, len(PROMPT) + len(got) - 1)
         greedy = ids_of(self.client.generate_tokens(
             PROMPT, max_new_tokens=position - len(PROMPT) + 1, ignore_eos=True))
         self.assertEqual(got, greedy[:len(got)])
