@@ -10,8 +10,8 @@
  *  The slot contract is theirs, one index addresses both pools. x and y have `tokens` lines: from
  *  cu_seqlens[N] on those of y are not written, those of x may be read and change nothing. A
  *  sequence's bits do not depend on the others. The tuned form (below) rounds elsewhere than the
- *  chain does, and an infinity or NaN in x or a carried state becomes NaN in its own channel and
- *  the seven others of its group of eight, for that token and the three behind it.
+ *  chain does (docs/numerics.md). An infinity or NaN in x or a carried state spoils its channel,
+ *  for that token and the three behind it, and what is made of it.
  *
  *  CUDA: needs a workspace, about as large as the activations of causal_conv and delta_rule; the
  *  call neither synchronises nor reads cu_seqlens on the host, so a captured graph serves any
