@@ -146,7 +146,7 @@ def table(library, cases, replays, sglang=None):
         for heads, batch in cases:
             bytes_ = batch * heads * D * D * state_type.itemsize
             # An early start needs a layer before that is another's, and a chain long enough to count.
-            n = max(2, sets_for(bytes_, most=300))
+            n = max(2, sets_for(bytes_, most=450))
             steps = [Step(heads, batch, state_type) for _ in range(n)]
             tokens = [Token(step) for step in steps]
             turns = -(-CHAIN // n)

@@ -127,8 +127,8 @@ int Choose(const gdn_fused_decode_args& a, const Device& device) {
     if (early && heads > 6 * multiprocessors && can(kWholeSmall)) return kWholeSmall;
     if (5 * heads > 2 * multiprocessors && can(kWholeBulk)) return kWholeBulk;
   } else {
-    // Five of the bulk blocks run on a multiprocessor at once, four of the others; where these are
-    // enough depends on the cluster.
+    // Five blocks of kWholeBulk run on a multiprocessor at once, four of kWholeSmall; where these
+    // are enough depends on the cluster.
     const int64_t quarters = ratio == 4 ? 16 : ratio == 3 ? 11 : 13;
     if (4 * heads > quarters * multiprocessors && can(kWholeSmall)) return kWholeSmall;
     const int64_t many = early && ratio <= 2 ? 4 : 3;

@@ -123,7 +123,9 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks)
   int64_t next_read = -1;  // The slot of the row that this block's place comes to next.
   if (kAhead && row < p.first_rows && threadIdx.x == 0) {
     const int64_t next = row + p.first_rows;
-    if (next < p.rows && (p.fresh == nullptr || p.fresh[next] == 0)) next_read = p.read_index[next];
+    if (next < p.rows && (p.fresh == nullptr || p.fresh[next] == 0) && p.write_index[next] >= 0) {
+      next_read = p.read_index[next];
+    }
   }
 
   const bool early = p.early_start != 0;

@@ -13,7 +13,7 @@
 
 // The way into the chunks. An item is a chunk of a key head, with all that its value heads need of
 // it, or of the values of two value heads. A warpgroup works on one. Five share a multiprocessor,
-// so that some compute while others wait for memory.
+// beside a walk four, so that some compute while others wait for memory.
 
 namespace gdn::cuda {
 namespace {

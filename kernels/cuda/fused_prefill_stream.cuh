@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/chunk_slots.cuh"
+#include "kernels/cuda/math.cuh"
 
 namespace gdn::cuda::chunk {
 

@@ -78,6 +78,22 @@ constexpr cuda::PrefillPlan kInTurn = {0};
 constexpr cuda::PrefillPlan kStream = {2};
 constexpr cuda::PrefillPlan kWideStream = {41};  // Not in pairs.
 
+// exec has the workspace.
+void Enqueue(const gdn_exec& exec, const gdn_fused_prefill_args& args,
+             const cuda::PrefillPlan& plan) {
+  if (plan.stream_blocks < 0) {
+    ASSERT_EQ(gdn_fused_prefill(&exec, &args), GDN_OK) << gdn_last_error();
+    return;
+  }
+  cuda::Device device;
+  ASSERT_EQ(cuda::CurrentDevice("test", &device), GDN_OK) << gdn_last_error();
+  ASSERT_TRUE(cuda::CoversFusedPrefill(device, args));
+  cuda::PreparedChunks chunks;
+  cuda::FusedPrefillChunks(args, exec.workspace, &chunks);
+  ASSERT_EQ(cuda::LaunchWayIn(exec, args, chunks, plan), GDN_OK) << gdn_last_error();
+  ASSERT_EQ(cuda::LaunchWalk(exec, device, args, chunks, plan), GDN_OK) << gdn_last_error();
+}
+
 void Launch(const gdn_fused_prefill_args& args, const cuda::PrefillPlan& plan) {
   const Stream stream;
   gdn_exec exec = stream.Exec();
@@ -86,17 +102,7 @@ void Launch(const gdn_fused_prefill_args& args, const cuda::PrefillPlan& plan) {
   const DeviceBuffer workspace(std::vector<uint8_t>(bytes, 0xff));  // NaNs
   exec.workspace = workspace.get();
   exec.workspace_bytes = bytes;
-  if (plan.stream_blocks < 0) {
-    ASSERT_EQ(gdn_fused_prefill(&exec, &args), GDN_OK) << gdn_last_error();
-  } else {
-    cuda::Device device;
-    ASSERT_EQ(cuda::CurrentDevice("test", &device), GDN_OK) << gdn_last_error();
-    ASSERT_TRUE(cuda::CoversFusedPrefill(device, args));
-    cuda::PreparedChunks chunks;
-    cuda::FusedPrefillChunks(args, workspace.get(), &chunks);
-    ASSERT_EQ(cuda::LaunchWayIn(exec, args, chunks, plan), GDN_OK) << gdn_last_error();
-    ASSERT_EQ(cuda::LaunchWalk(exec, device, args, chunks, plan), GDN_OK) << gdn_last_error();
-  }
+  Enqueue(exec, args, plan);
   stream.Synchronize();
 }
 
@@ -309,7 +315,7 @@ TEST_F(FusedPrefill, ASequenceAloneAndAmongOthersIsTheSameBits) {
   shape.special_rows = false;
   const PrefillCall before(shape, lengths);
   const PrefillCall together = Result(before);
-  // More units than blocks, of halves too.
+  // More units than blocks.
   for (const cuda::PrefillPlan& plan : {kInTurn, kStream, kWideStream}) {
     ExpectSameBits(Result(before, plan), together);
   }
@@ -449,6 +455,28 @@ TEST_F(FusedPrefill, RepeatsAreTheSameBits) {
   }
 }
 
+// One long sequence leaves multiprocessors to the way in, in pairs; neither a short one nor many
+// do. Needs no GPU.
+TEST(FusedPrefillPlan, StreamsWhereTheWalkLeavesRoom) {
+  const auto streams = [](int64_t key_heads, int64_t value_heads, int64_t rows, int64_t tokens) {
+    gdn_fused_prefill_args args{};
+    args.tokens = tokens;
+    args.layer.rows = rows;
+    args.layer.key_heads = key_heads;
+    args.layer.value_heads = value_heads;
+    return cuda::PlanPrefill({90, 132}, args).stream_blocks;
+  };
+  for (const int64_t tokens : {2048, 8192, 131072}) {
+    EXPECT_EQ(streams(16, 32, 1, tokens), 68);  // What the walk's 64 blocks leave.
+    EXPECT_EQ(streams(16, 16, 1, 2 * tokens), 64);
+  }
+  EXPECT_EQ(streams(8, 16, 2, 16384), 68);
+  EXPECT_EQ(streams(16, 32, 1, 1024), 0);
+  EXPECT_EQ(streams(16, 48, 1, 131072), 0);
+  EXPECT_EQ(streams(16, 32, 8, 65536), 0);
+  EXPECT_EQ(streams(16, 32, 128, 65536), 0);
+}
+
 TEST_F(FusedPrefill, AReplayedGraphServesOtherLengths) {
   FusedShape shape = Shape();
   shape.special_rows = false;
@@ -466,20 +494,22 @@ TEST_F(FusedPrefill, AReplayedGraphServesOtherLengths) {
   const DeviceBuffer workspace(bytes);
   exec.workspace = workspace.get();
   exec.workspace_bytes = bytes;
-  const CapturedGraph graph(
-      stream, [&] { ASSERT_EQ(gdn_fused_prefill(&exec, &args), GDN_OK) << gdn_last_error(); });
-  for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{100, 28, 72}, {0, 200, 0}}) {
-    PrefillCall other = before;
-    for (size_t i = 0; i < lengths.size(); ++i) {
-      other.cu_seqlens[i + 1] = other.cu_seqlens[i] + lengths[i];
+  for (const cuda::PrefillPlan& plan : {kAuto, kStream, kWideStream}) {
+    SCOPED_TRACE("stream " + std::to_string(plan.stream_blocks));
+    const CapturedGraph graph(stream, [&] { Enqueue(exec, args, plan); });
+    for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{100, 28, 72}, {0, 200, 0}}) {
+      PrefillCall other = before;
+      for (size_t i = 0; i < lengths.size(); ++i) {
+        other.cu_seqlens[i + 1] = other.cu_seqlens[i] + lengths[i];
+      }
+      device.Upload(other);
+      cu.Upload(other.cu_seqlens.data());
+      graph.Launch();
+      stream.Synchronize();
+      PrefillCall replayed = other;
+      device.Download(replayed);
+      ExpectSameBits(replayed, Result(other));
     }
-    device.Upload(other);
-    cu.Upload(other.cu_seqlens.data());
-    graph.Launch();
-    stream.Synchronize();
-    PrefillCall replayed = other;
-    device.Download(replayed);
-    ExpectSameBits(replayed, Result(other));
   }
 }
 

@@ -3,6 +3,8 @@
 #ifndef KERNELS_CUDA_FUSED_PREFILL_WALK_LOAD_CUH_
 #define KERNELS_CUDA_FUSED_PREFILL_WALK_LOAD_CUH_
 
+#include <cstddef>
+
 #include "kernels/cuda/async_copy.cuh"
 #include "kernels/cuda/fused_prefill_stream.cuh"
 #include "kernels/cuda/fused_prefill_walk.cuh"

@@ -204,6 +204,7 @@ __global__ void __launch_bounds__(WideBlock<kGroups>::kThreads,
       WaitForPreviousKernel();
       FindFactors<kRows, 32 * Block::kFactorWarps>(
           p, static_cast<int>(threadIdx.x) - (Block::kFetchesN + 1) * 32, factors);
+      __syncwarp();  // Lanes leave their rows at different turns.
       Block::FoundFactors();
     }
     if (kMeets) MeetCluster();

@@ -1,5 +1,5 @@
-// The second half of every sum over rows or tokens: blocks have left partial rows, which are added
-// in their order.
+// The second half of a sum over rows or tokens: blocks have left partial rows, which are added in
+// their order. The gated norm's dgamma has a form of its own: tiled_sums.cuh.
 #ifndef KERNELS_CUDA_PARTIAL_SUMS_CUH_
 #define KERNELS_CUDA_PARTIAL_SUMS_CUH_
 

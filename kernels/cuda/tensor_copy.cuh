@@ -25,8 +25,8 @@ __device__ inline void TensorLoad(void* shared, const CUtensorMap& map, int x, i
 
 // By one thread: the tile at (x, y) to the same place in every block of the cluster whose bit is
 // set in `blocks`; its bytes count towards the barrier at the same place of each. To one block
-// alone it is the slower way: the L2 serves equal requests of many multiprocessors at once only if
-// they are of the ordinary form (some 130 GB/s for each multiprocessor instead of 60).
+// alone it is the slower way where many multiprocessors ask for the same: the L2 serves their
+// requests at once only in the ordinary form (some 130 GB/s for each multiprocessor instead of 60).
 __device__ inline void TensorLoad(void* shared, const CUtensorMap& map, int x, int y,
                                   ArrivalBarrier* barrier, uint16_t blocks) {
 #if __CUDA_ARCH__ >= 900
