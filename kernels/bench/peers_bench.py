@@ -37,48 +37,29 @@ import torch.nn.functional as F
 
 import peers_fla
 import peers_decode
-from gdn_torch import BF16, F32, DeltaRule, FusedPrefill, GatedRmsNorm, Library
+from gdn_torch import DeltaRule, FusedPrefill, GatedRmsNorm, Library
+from peers_layer import D, EPS, H, KEYS, WIDTH, LayerTensors
 from peers_timing import apart, medians, packed, sets_for, uniform
 
-H, HV, D, WIDTH, EPS = 16, 32, 128, 4, 1e-6
-KEYS, VALUES = H * D, HV * D
+HV = 32
+VALUES = HV * D
 CHANNELS = 2 * KEYS + VALUES
 LINE = CHANNELS + VALUES + 2 * HV
 NORM_ROWS = 65536  # Rows that share a compiled norm of q and k in FLA.
 
 
-class Layer:
+class Layer(LayerTensors):
     """The projections of a layer's packed prompts, its weights and states: what our op takes."""
 
     def __init__(self, sequences, length):
-        self.sequences, self.tokens = sequences, sequences * length
-        self.x = uniform(self.tokens, LINE)
-        self.conv_weight = uniform(CHANNELS, WIDTH, low=-0.5, high=0.5, dtype=torch.float32)
-        self.a_log = uniform(HV, low=0.0, high=2.0, dtype=torch.float32)
-        self.dt_bias = uniform(HV, low=-4.0, high=-1.0, dtype=torch.float32)
-        self.norm_weight = uniform(D, low=0.5, high=1.5, dtype=torch.float32)
-        self.state = torch.zeros(sequences, HV, D, D, device="cuda")
-        self.conv_state = torch.zeros(sequences, WIDTH - 1, CHANNELS, dtype=torch.bfloat16,
-                                      device="cuda")
-        self.slots = torch.arange(sequences, device="cuda")
+        tokens = sequences * length
+        super().__init__(HV, sequences, tokens, torch.zeros(sequences, HV, D, D, device="cuda"))
+        self.sequences, self.tokens = sequences, tokens
         self.cu_seqlens = packed(sequences, length, torch.int32)
-        self.y = torch.empty(self.tokens, VALUES, dtype=torch.bfloat16, device="cuda")
 
     def prefill(self, library):
         args = FusedPrefill(tokens=self.tokens, cu_seqlens=self.cu_seqlens.data_ptr())
-        layer = args.layer
-        layer.rows, layer.key_heads, layer.value_heads = self.sequences, H, HV
-        layer.key_dim, layer.value_dim, layer.conv_width = D, D, WIDTH
-        layer.dtype, layer.state_dtype = BF16, F32
-        layer.x_token_stride, layer.y_token_stride = LINE, VALUES
-        layer.k_offset, layer.v_offset, layer.z_offset = KEYS, 2 * KEYS, CHANNELS
-        layer.b_offset, layer.a_offset = CHANNELS + VALUES, CHANNELS + VALUES + HV
-        layer.beta_scale, layer.use_qk_l2norm, layer.eps = 1.0, 1, EPS
-        layer.state_slot_stride, layer.conv_slot_stride = VALUES * D, (WIDTH - 1) * CHANNELS
-        for name in ("x", "y", "conv_weight", "a_log", "dt_bias", "norm_weight", "state",
-                     "conv_state"):
-            setattr(layer, name, getattr(self, name).data_ptr())
-        layer.read_index = layer.write_index = self.slots.data_ptr()
+        self.fill(args.layer)
         library.run("fused_prefill", args)
 
 

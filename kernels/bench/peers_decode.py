@@ -19,48 +19,24 @@ import torch.nn.functional as F
 from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
 from fla.ops.gated_delta_rule.fused_recurrent import fused_recurrent_gated_delta_rule_fwd_kernel
 
-from gdn_torch import BF16, FusedLayer, dtype_of
+from gdn_torch import FusedLayer
+from peers_layer import D, H, LayerTensors
 from peers_timing import apart, medians, sets_for, uniform
 
-H, D, WIDTH, EPS = 16, 128, 4, 1e-6
-KEYS = H * D
 CHAIN = 16  # Calls of a graph at least.
 STATE_TYPES = {"FP32": torch.float32, "BF16": torch.bfloat16}
 
 
-class Step:
+class Step(LayerTensors):
     """A layer's tensors for a batch: what our op takes."""
 
     def __init__(self, heads, batch, state_type):
-        self.heads, self.batch = heads, batch
-        values = heads * D
-        self.channels = 2 * KEYS + values
-        self.line = self.channels + values + 2 * heads
-        self.x = uniform(batch, self.line)
-        self.conv_weight = uniform(self.channels, WIDTH, low=-0.5, high=0.5, dtype=torch.float32)
-        self.a_log = uniform(heads, low=0.0, high=2.0, dtype=torch.float32)
-        self.dt_bias = uniform(heads, low=-4.0, high=-1.0, dtype=torch.float32)
-        self.norm_weight = uniform(D, low=0.5, high=1.5, dtype=torch.float32)
-        self.state = uniform(batch, heads, D, D, dtype=state_type)
-        self.conv_state = torch.zeros(batch, WIDTH - 1, self.channels, dtype=torch.bfloat16,
-                                      device="cuda")
-        self.slots = torch.arange(batch, device="cuda")
-        self.y = torch.empty(batch, values, dtype=torch.bfloat16, device="cuda")
+        super().__init__(heads, batch, batch, uniform(batch, heads, D, D, dtype=state_type))
 
     def run(self, library, early):
-        a = FusedLayer(rows=self.batch, tokens=1, key_heads=H, value_heads=self.heads, key_dim=D,
-                       value_dim=D, conv_width=WIDTH, dtype=BF16, state_dtype=dtype_of(self.state))
-        values = self.heads * D
-        a.x_token_stride, a.y_token_stride = self.line, values
-        a.k_offset, a.v_offset, a.z_offset = KEYS, 2 * KEYS, self.channels
-        a.b_offset, a.a_offset = self.channels + values, self.channels + values + self.heads
-        a.beta_scale, a.use_qk_l2norm, a.eps, a.early_start = 1.0, 1, EPS, int(early)
-        a.state_slot_stride, a.conv_slot_stride = values * D, (WIDTH - 1) * self.channels
-        for name in ("x", "y", "conv_weight", "a_log", "dt_bias", "norm_weight", "state",
-                     "conv_state"):
-            setattr(a, name, getattr(self, name).data_ptr())
-        a.read_index = a.write_index = self.slots.data_ptr()
-        library.run("fused_decode", a)
+        args = FusedLayer(tokens=1, early_start=int(early))
+        self.fill(args)
+        library.run("fused_decode", args)
 
 
 class Token:
