@@ -359,7 +359,6 @@ gdn_status Launch(const gdn_causal_conv_backward_args& args, float* partial, boo
                         : args.x_dtype == GDN_BF16        ? LaunchSegments<PairAccess<Bf16>, 4>
                                                           : LaunchSegments<PairAccess<F16>, 4>;
   const cudaError_t error = segments(args, partial, early, stream);
-  if (error != cudaSuccess) (void)cudaGetLastError();
   if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   if (args.d_initial_state == nullptr) return GDN_OK;
   const dim3 grid(static_cast<unsigned>((args.channels + kThreads - 1) / kThreads),

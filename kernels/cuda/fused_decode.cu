@@ -182,7 +182,6 @@ gdn_status FusedDecodeWith(const gdn_exec& exec, const gdn_fused_decode_args& ar
     const auto launch = args.dtype == GDN_BF16 ? LaunchDecode128<Bf16> : LaunchDecode128<F16>;
     error = launch(params, args.state_dtype, tiling, stream);
   }
-  if (error != cudaSuccess) (void)cudaGetLastError();
   if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   return CheckLaunch(kOp);
 }

@@ -186,7 +186,8 @@ class Convolution {
 // What the lane's rows of the warp's outputs are multiplied by, of blocks of 16 rows.
 using Factors = float[2][2];
 
-// Two pairs of columns of a block of 16 rows, an A operand in X, multiplied as FP16.
+// Four pairs of columns in X, multiplied as FP16, by turns with one factor and the other: an A
+// operand's, of two rows.
 template <typename X>
 __device__ inline void ScaleBlock(uint32_t (&word)[4], const float (&factors)[2]) {
 #pragma unroll
@@ -229,12 +230,7 @@ __device__ inline void Convolve(const Filters& filters, const uint4 (&past)[kPas
       word[w] = PackPair<X>(SiluOfScaled(out[2 * w]), SiluOfScaled(out[2 * w + 1]));
     }
     if constexpr (kScaled) {
-      const float factor = factors[begin + i];
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const float2 pair = WidenPair<X>(word[w]);
-        word[w] = PackHalves(pair.x * factor, pair.y * factor);
-      }
+      ScaleBlock<X>(word, {factors[begin + i], factors[begin + i]});
     }
     StoreRow(at(i), word);
   }

@@ -140,7 +140,6 @@ gdn_status GatedRmsNormBackward(const gdn_exec& exec,
       error = args.in.gate_dtype == GDN_F32 ? launch.template operator()<X, float>()
                                             : launch.template operator()<X, X>();
     });
-    if (error != cudaSuccess) (void)cudaGetLastError();
     if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   }
   const TiledSums sums = {static_cast<const float*>(exec.workspace), partials, args.in.dim,

@@ -113,7 +113,6 @@ gdn_status GatedRmsNormForward(const gdn_exec& exec, const gdn_gated_rms_norm_fo
   if (args.amax != nullptr || scale_inv != nullptr) {
     error = LaunchMaybeEarly(early, dim3(1), dim3(1), 0, Stream(exec), Prepare, args.amax,
                              args.fp8_scale, scale_inv);
-    if (error != cudaSuccess) (void)cudaGetLastError();
     if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   }
   if (empty) return GDN_OK;
@@ -121,7 +120,6 @@ gdn_status GatedRmsNormForward(const gdn_exec& exec, const gdn_gated_rms_norm_fo
     error = args.in.gate_dtype == GDN_F32 ? Launch<X, float>(p, early, Stream(exec))
                                           : Launch<X, X>(p, early, Stream(exec));
   });
-  if (error != cudaSuccess) (void)cudaGetLastError();
   return CheckCuda(kOp, error);
 }
 

@@ -83,7 +83,6 @@ gdn_status GatesBackward(const gdn_exec& exec, const gdn_gates_backward_args& ar
       error = LaunchMaybeEarly(device.compute_capability >= 90, grid, dim3(kHeads * kStreams), 0,
                                Stream(exec), Kernel<T>, args, partial);
     });
-    if (error != cudaSuccess) (void)cudaGetLastError();
     if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   }
   const PartialSums sums = {partial, partials,         args.value_heads, args.d_a_log,

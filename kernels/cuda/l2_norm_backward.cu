@@ -112,7 +112,6 @@ gdn_status L2NormBackward(const gdn_exec& exec, const gdn_l2_norm_backward_args&
   const cudaError_t error = args.y_dtype == GDN_BF16
                                 ? LaunchVectors<Bf16>(args, early, Stream(exec))
                                 : LaunchVectors<F16>(args, early, Stream(exec));
-  if (error != cudaSuccess) (void)cudaGetLastError();
   return CheckCuda(kOp, error);
 }
 

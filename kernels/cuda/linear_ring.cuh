@@ -14,6 +14,7 @@
 
 #include "kernels/cuda/bulk_copy.cuh"
 #include "kernels/cuda/linear_rows.cuh"
+#include "kernels/cuda/ring_position.cuh"
 
 namespace gdn::cuda::linear {
 
@@ -67,19 +68,6 @@ __device__ inline void InitForConsumers(ArrivalBarrier& barrier) {
                : "memory");
 #endif
 }
-
-// Where a ring stands: its slot, and the parity of the slot's use.
-struct RingPosition {
-  int slot = 0;
-  uint32_t parity = 0;
-
-  __device__ void Advance(int slots) {
-    if (++slot == slots) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 // The columns of y of some tiles, and the rows of a tile's runs.
 template <bool kGate>

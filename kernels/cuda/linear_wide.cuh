@@ -3,6 +3,7 @@
 #define KERNELS_CUDA_LINEAR_WIDE_CUH_
 
 #include "kernels/cuda/linear_wide_store.cuh"
+#include "kernels/cuda/ring_position.cuh"
 #include "kernels/cuda/wgmma_panels.cuh"
 
 namespace gdn::cuda::linear {
@@ -53,7 +54,7 @@ struct WideWeightFeed {
     for (int i = p.w_slots; i < count; ++i) Prefetch(i);
   }
   __device__ void LoadOthers() const {
-    WidePosition at;
+    RingPosition at;
     for (int i = p.w_slots; i < count; ++i) {
       barriers.w_empty[at.slot].Wait(at.parity);
       Load(i, at.slot);
@@ -70,7 +71,7 @@ __device__ inline void FeedN(const LinearWideParams& p, const WidePlace& place,
   const int part_rows = kRows / static_cast<int>(place.size_x);
   const int part = static_cast<int>(place.x) * part_rows;
   const int row = static_cast<int>(blockIdx.y) * kRows + part;
-  WidePosition at;
+  RingPosition at;
   for (int i = 0; i < count; ++i) {
     if (i >= p.n_slots) barriers.n_empty[at.slot].Wait(at.parity ^ 1);
     ArrivalBarrier* const full = &barriers.n_full[at.slot];
@@ -211,8 +212,8 @@ __global__ void __launch_bounds__(WideBlock<kGroups>::kThreads,
   } else {
     if (kClustered) ClusterWait();
     float d[kRows / 2] = {};
-    WidePosition w;
-    WidePosition n;
+    RingPosition w;
+    RingPosition n;
     const uint32_t group = static_cast<uint32_t>(warp / 4 * kGroupColumns * kWideStageBytes);
     // Which block this lane tells that a slot is free: the fetchers of n, then those of w.
     const bool tells_n = lane < static_cast<int>(place.size_x);

@@ -88,19 +88,6 @@ struct LinearWideParams {
   float* after_squares;
 };
 
-// Where a ring stands: its slot, and the parity of the slot's use.
-struct WidePosition {
-  int slot = 0;
-  uint32_t parity = 0;
-
-  __device__ void Advance(int slots) {
-    if (++slot == slots) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 struct WideBarriers {
   ArrivalBarrier w_full[kMaxWideSlots];
   ArrivalBarrier w_empty[kMaxWideSlots];

@@ -81,7 +81,6 @@ inline gdn_status LaunchPartialSums(const char* op, const PartialSums& p, const 
                        dim3(static_cast<unsigned>((width + kSumColumns - 1) / kSumColumns)),
                        dim3(kSumColumns * (many ? kMany : kFew)), 0, stream,
                        many ? SumPartials<kMany> : SumPartials<kFew>, p);
-  if (error != cudaSuccess) (void)cudaGetLastError();
   return CheckCuda(op, error);
 }
 

@@ -15,8 +15,9 @@ namespace gdn::cuda {
 // Tiles: [columns / 4 rounded up, count, 4]; what lies beyond the columns is not used.
 constexpr int kTileColumns = 4;
 
+inline int64_t Tiles(int64_t columns) { return (columns + kTileColumns - 1) / kTileColumns; }
 inline int64_t TiledElements(int64_t count, int64_t columns) {
-  return count * ((columns + kTileColumns - 1) / kTileColumns * kTileColumns);
+  return count * Tiles(columns) * kTileColumns;
 }
 __device__ inline int64_t TiledPlace(int64_t count, int64_t row, int64_t column) {
   return (column / kTileColumns * count + row) * kTileColumns + column % kTileColumns;
@@ -81,10 +82,10 @@ __global__ void __launch_bounds__(kTileColumns* kLanes, 1024 / (kTileColumns * k
 inline gdn_status LaunchTiledSums(const char* op, const TiledSums& p, const Device& device,
                                   cudaStream_t stream) {
   constexpr int kLanes = 64;
-  const int64_t tiles = (p.columns + kTileColumns - 1) / kTileColumns;
-  return CheckCuda(
-      op, LaunchMaybeEarly(device.compute_capability >= 90, dim3(static_cast<unsigned>(tiles)),
-                           dim3(kTileColumns * kLanes), 0, stream, SumTiles<kLanes>, p));
+  return CheckCuda(op,
+                   LaunchMaybeEarly(device.compute_capability >= 90,
+                                    dim3(static_cast<unsigned>(Tiles(p.columns))),
+                                    dim3(kTileColumns * kLanes), 0, stream, SumTiles<kLanes>, p));
 }
 
 }  // namespace gdn::cuda
