@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <string>
@@ -64,8 +65,10 @@ class GraphTimer {
   GraphTimer& operator=(const GraphTimer&) = delete;
   cudaStream_t stream() const { return stream_; }
 
-  // Median microseconds of a replay, after three that do not count.
-  double Microseconds(int replays, const std::function<void()>& enqueue) const {
+  // Median microseconds of a replay, after three that do not count; of kernels whose name contains
+  // `without`, none runs, and what they would have made is not there.
+  double Microseconds(int replays, const std::function<void()>& enqueue,
+                      const char* without = nullptr) const {
     constexpr int kWarmUp = 3;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
@@ -73,6 +76,7 @@ class GraphTimer {
     enqueue();
     Must(cudaStreamEndCapture(stream_, &graph), "capture");
     Must(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+    if (without != nullptr) Disable(graph, executable, without);
     std::vector<float> times;
     for (int i = 0; i < replays + kWarmUp; ++i) {
       Must(cudaEventRecord(begin_, stream_), "record");
@@ -90,14 +94,36 @@ class GraphTimer {
     return 1e3 * *middle;
   }
   // The same of one of `launches` launches in a graph.
-  double MicrosecondsEach(int replays, int launches, const std::function<void(int)>& launch) const {
+  double MicrosecondsEach(int replays, int launches, const std::function<void(int)>& launch,
+                          const char* without = nullptr) const {
     const auto all = [&] {
       for (int i = 0; i < launches; ++i) launch(i);
     };
-    return Microseconds(replays, all) / launches;
+    return Microseconds(replays, all, without) / launches;
   }
 
  private:
+  static void Disable(cudaGraph_t graph, cudaGraphExec_t executable, const char* name) {
+    size_t count = 0;
+    Must(cudaGraphGetNodes(graph, nullptr, &count), "nodes");
+    std::vector<cudaGraphNode_t> nodes(count);
+    Must(cudaGraphGetNodes(graph, nodes.data(), &count), "nodes");
+    bool found = false;
+    for (const cudaGraphNode_t node : nodes) {
+      cudaGraphNodeType type;
+      Must(cudaGraphNodeGetType(node, &type), "node");
+      if (type != cudaGraphNodeTypeKernel) continue;
+      cudaKernelNodeParams kernel = {};
+      Must(cudaGraphKernelNodeGetParams(node, &kernel), "kernel");
+      const char* its_name = nullptr;
+      Must(cudaFuncGetName(&its_name, kernel.func), "kernel's name");
+      if (std::strstr(its_name, name) == nullptr) continue;
+      Must(cudaGraphNodeSetEnabled(executable, node, 0), "disable");
+      found = true;
+    }
+    if (!found) Die(name, "no such kernel in the graph");
+  }
+
   cudaStream_t stream_ = nullptr;
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;

@@ -7,6 +7,9 @@
 // those that a call must move, each input and output once. `% copy` is against a kernel that copies
 // as many bytes (half read, half written) in the same way, `% peak` against one that copies 2 GiB.
 //
+// `unsummed`: us where the kernel that adds up the blocks' partial sums, in their fixed order, does
+// not run. What determinism costs is at most the difference: other sums would take time as well.
+//
 // usage: norm_bench [--replays=11] [--rows=32,65536,...] [--dims=64,128,256]
 #include <cuda_runtime.h>
 
@@ -99,7 +102,8 @@ class Bench {
   }
 
   void Run() {
-    std::printf("%-34s %9s %8s %7s %7s %7s\n", "case", "rows", "us", "TB/s", "% copy", "% peak");
+    std::printf("%-34s %9s %8s %7s %7s %7s %9s\n", "case", "rows", "us", "TB/s", "% copy", "% peak",
+                "unsummed");
     for (const int64_t dim : options_.dims) {
       for (const int64_t rows : options_.rows) {
         Norm(rows, dim);
@@ -140,22 +144,28 @@ class Bench {
   }
 
   void Report(const std::string& name, int64_t rows, double bytes, double us, double copy_us) {
-    std::printf("%-34s %9lld %8.2f %7.3f %7.1f %7.1f\n", name.c_str(), static_cast<long long>(rows),
+    std::printf("%-34s %9lld %8.2f %7.3f %7.1f %7.1f", name.c_str(), static_cast<long long>(rows),
                 us, 1e-6 * bytes / us, 100.0 * copy_us / us, 100.0 * 1e-6 * bytes / us / peak_);
   }
 
-  // `make(set)` takes a set's buffers and returns its call.
+  // `make(set)` takes a set's buffers and returns its call; `sums` names the kernel that adds up
+  // partial sums, if the call has one.
   void Case(const std::string& name, int64_t rows, double bytes,
-            const std::function<std::function<gdn_status()>(int)>& make) {
+            const std::function<std::function<gdn_status()>(int)>& make,
+            const char* sums = nullptr) {
     const int sets = Sets(bytes);
     if (copies_.count(bytes) == 0) copies_[bytes] = CopyTime(bytes, sets);
     arena_.Reset();
     std::vector<std::function<gdn_status()>> calls;
     for (int set = 0; set < sets; ++set) calls.push_back(make(set));
     Must(cudaDeviceSynchronize(), "inputs");
-    const double us = timer_.MicrosecondsEach(
-        options_.replays, sets, [&](int set) { Must(calls[static_cast<size_t>(set)]()); });
-    Report(name, rows, bytes, us, copies_[bytes]);
+    const auto call = [&](int set) { Must(calls[static_cast<size_t>(set)]()); };
+    Report(name, rows, bytes, timer_.MicrosecondsEach(options_.replays, sets, call),
+           copies_[bytes]);
+    if (sums != nullptr) {
+      std::printf(" %9.2f", timer_.MicrosecondsEach(options_.replays, sets, call, sums));
+    }
+    std::printf("\n");
   }
 
   // `shift`: elements that the gate is moved from where 16 bytes begin.
@@ -203,7 +213,7 @@ class Bench {
 
   void Backward(const char* name, int64_t rows, int64_t dim, bool strided, int64_t shift = 0) {
     const double bytes = static_cast<double>(rows) * (dim * 10.0 + 4.0);
-    Case(Name(name, dim), rows, bytes, [&](int) {
+    const auto make = [&](int) {
       gdn_gated_rms_norm_backward_args args{};
       args.in = Input(rows, dim, strided, GDN_BF16, shift);
       args.rstd = arena_.TakeFloats(rows, 0.5f, 1.5f);
@@ -216,7 +226,8 @@ class Bench {
       Must(gdn_gated_rms_norm_backward_workspace(&exec, &args, &exec.workspace_bytes));
       exec.workspace = arena_.Take<char>(static_cast<int64_t>(exec.workspace_bytes));
       return [exec, args] { return gdn_gated_rms_norm_backward(&exec, &args); };
-    });
+    };
+    Case(Name(name, dim), rows, bytes, make, "SumTiles");
   }
 
   void L2(int64_t rows, int64_t dim) {
@@ -273,7 +284,7 @@ class Bench {
     for (int64_t i = 0; i <= sequences; ++i) host.push_back(static_cast<int32_t>(i * length));
     const std::string name =
         "conv backward " + std::to_string(sequences) + "x" + std::to_string(length);
-    Case(Name(name, channels), tokens, static_cast<double>(tokens) * channels * 6.0, [&](int) {
+    const auto make = [&](int) {
       gdn_causal_conv_backward_args args{};
       int32_t* const cu = arena_.Take<int32_t>(sequences + 1);
       Must(cudaMemcpy(cu, host.data(), host.size() * sizeof(int32_t), cudaMemcpyHostToDevice),
@@ -294,12 +305,14 @@ class Bench {
       Must(gdn_causal_conv_backward_workspace(&exec, &args, &exec.workspace_bytes));
       exec.workspace = arena_.Take<char>(static_cast<int64_t>(exec.workspace_bytes));
       return [exec, args] { return gdn_causal_conv_backward(&exec, &args); };
-    });
+    };
+    const double bytes = static_cast<double>(tokens) * channels * 6.0;
+    Case(Name(name, channels), tokens, bytes, make, "SumPartials");
   }
 
   void Gates(int64_t tokens, int64_t heads) {
     const auto count = tokens * heads;
-    Case(Name("gates backward", heads), tokens, static_cast<double>(count) * 16.0, [&](int) {
+    const auto make = [&](int) {
       gdn_gates_backward_args args{};
       args.tokens = tokens;
       args.value_heads = heads;
@@ -321,7 +334,9 @@ class Bench {
       Must(gdn_gates_backward_workspace(&exec, &args, &exec.workspace_bytes));
       exec.workspace = arena_.Take<char>(static_cast<int64_t>(exec.workspace_bytes));
       return [exec, args] { return gdn_gates_backward(&exec, &args); };
-    });
+    };
+    Case(Name("gates backward", heads), tokens, static_cast<double>(count) * 16.0, make,
+         "SumPartials");
   }
 
   static std::string Name(const std::string& what, int64_t dim) {
