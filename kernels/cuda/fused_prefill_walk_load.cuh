@@ -38,6 +38,26 @@ __device__ inline void PrefetchState(const WalkParams& p, const WalkUnit& unit) 
                static_cast<uint32_t>(kPanelColumns * kDim * element));
 }
 
+// How many chunks are there, told by one thread and polled by another. Atomic accesses: racecheck
+// reports a plain release and acquire as a hazard.
+__device__ inline void Tell(uint32_t* there, uint32_t count) {
+  asm volatile(
+      "{\n"
+      ".reg .u32 before;\n"
+      "atom.release.cta.shared.exch.b32 before, [%0], %1;\n"
+      "}\n" ::"r"(SharedAddress(there)),
+      "r"(count)
+      : "memory");
+}
+__device__ inline uint32_t Told(uint32_t* there) {
+  uint32_t count;
+  asm volatile("atom.acquire.cta.shared.or.b32 %0, [%1], 0;"
+               : "=r"(count)
+               : "r"(SharedAddress(there))
+               : "memory");
+  return count;
+}
+
 // Where chunks come one by one: a warp that watches for them.
 __device__ inline void WatchRole(const WalkParams& p, WalkShared& shared, int lane) {
   uint32_t there = 0;
@@ -58,23 +78,16 @@ __device__ inline void WatchRole(const WalkParams& p, WalkShared& shared, int la
       there += static_cast<uint32_t>(count);
       asm volatile("fence.acq_rel.gpu;" ::: "memory");
       __syncwarp();
-      if (lane == 0) {
-        asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(SharedAddress(&shared.there)),
-                     "r"(there)
-                     : "memory");
-      }
+      if (lane == 0) Tell(&shared.there, there);
     }
   }
 }
 
 // Waits until more than n chunks are there; returns how many are.
-__device__ inline uint32_t WaitForChunk(const WalkShared& shared, uint32_t n) {
+__device__ inline uint32_t WaitForChunk(WalkShared& shared, uint32_t n) {
   uint32_t there;
   do {
-    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];"
-                 : "=r"(there)
-                 : "r"(SharedAddress(&shared.there))
-                 : "memory");
+    there = Told(&shared.there);
   } while (there <= n);
   FenceGlobalForBulk();
   return there;
