@@ -10,6 +10,7 @@ endforeach()
 
 gdn_test(kernels_training_test
   SRCS
+    far_rows_test.cc
     fp8_test.cc
     gated_rms_norm_fp8_test.cc
     gated_rms_norm_gradient_test.cc

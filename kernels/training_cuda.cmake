@@ -14,6 +14,7 @@ gdn_test(kernels_cuda_training_test
   SRCS
     causal_conv_backward_test.cc
     cuda/training_bits_test.cc
+    cuda/training_large_test.cc
     gated_rms_norm_fp8_test.cc
     gated_rms_norm_gradient_test.cc
     gated_rms_norm_layout_test.cc
