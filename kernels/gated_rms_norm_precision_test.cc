@@ -194,14 +194,14 @@ int64_t Beyond(const Guarded& got, const Exact& exact, double absolute, double r
 }
 
 // The published tests of the op at D 19 and 64 with eps 0.3 on inputs in [0, 1), of the module at
-// 768 with eps 1e-1 to 1e-7, and of a fused norm at 64, 128 and 1200 with eps 0: all of them at each
-// other's sizes, activations and gammas, at the tightest of their tolerances.
+// 768 with eps 1e-1 to 1e-7, and of a fused norm at 50, 64, 128 and 1200 with eps 0: all of them at
+// each other's sizes, activations and gammas, at the tightest of their tolerances.
 GDN_BACKEND_TEST(GatedRmsNormPrecision, T4T5T10ElementsWithinThePublishedTolerances) {
   constexpr double kRelative[] = {1.3e-6, 1.6e-2, 1e-3};
   constexpr double kAbsoluteY[] = {1e-7, 1e-5, 1e-5};
   constexpr double kRatio[] = {1e-6, 3e-3, 1e-3};  // BF16 rounds twice
   uint32_t seed = 100;
-  for (const int64_t dim : {19, 64, 768, 1200}) {
+  for (const int64_t dim : {19, 50, 64, 128, 768, 1200}) {
     for (const float eps : {0.0f, 1e-7f, 1e-5f, 1e-3f, 1e-1f, 0.3f}) {
       for (const gdn_dtype dtype : kDtypes) {
         for (int mode = 0; mode < 8; ++mode) {
