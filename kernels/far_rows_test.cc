@@ -66,9 +66,9 @@ TEST(FarRows, X6L2Norm) {
       const gdn_l2_norm_args forward = {kRows,    kDim,   from,        GDN_BF16, stride, y,
                                         GDN_BF16, stride, rstd.data(), 1e-6f,    1.0f};
       ASSERT_EQ(gdn_l2_norm(execution.exec(), &forward), GDN_OK) << gdn_last_error();
-      const gdn_l2_norm_backward_args backward = {
-          kRows,    kDim,   y,  GDN_BF16, stride, rstd.data(), gradient,
-          GDN_BF16, stride, dx, GDN_BF16, stride, 1.0f};
+      const gdn_l2_norm_backward_args backward = {kRows,       kDim,     y,        GDN_BF16, stride,
+                                                  rstd.data(), gradient, GDN_BF16, stride,   dx,
+                                                  GDN_BF16,    stride,   1.0f};
       ASSERT_EQ(gdn_l2_norm_backward(execution.exec(), &backward), GDN_OK) << gdn_last_error();
     };
     Tensor y(GDN_BF16, kRows * kDim), dx = y;

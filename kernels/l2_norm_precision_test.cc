@@ -21,8 +21,8 @@ Tensor Rows(uint32_t seed, gdn_dtype dtype, int64_t rows, int64_t dim) {
   return x;
 }
 
-// y is rounded once: half a unit in the last place, 2^-8 and 2^-11, and no more than FP32 errs. That
-// is half of what the contract allows.
+// y is rounded once: half a unit in the last place, 2^-8 and 2^-11, and no more than FP32 errs.
+// That is half of what the contract allows.
 GDN_BACKEND_TEST(L2NormPrecision, Y1T1ErrorAgainstExactArithmetic) {
   constexpr double kWorst[] = {2e-6, 0x1p-8 + 2e-6, 0x1p-11 + 2e-6};
   constexpr double kRatio[] = {2e-6, 3e-3, 3e-3 / 8};
@@ -63,8 +63,8 @@ GDN_BACKEND_TEST(L2NormPrecision, Y1T1ErrorAgainstExactArithmetic) {
               if (!(error <= largest)) largest = error;  // A NaN stays.
             }
           }
-          SCOPED_TRACE(testing::Message() << backend.name << " types " << x_dtype << y_dtype
-                                          << " dim " << dim);
+          SCOPED_TRACE(testing::Message()
+                       << backend.name << " types " << x_dtype << y_dtype << " dim " << dim);
           EXPECT_LE(largest, kWorst[y_dtype]);
           EXPECT_LE(ratio.value(), kRatio[y_dtype]);
         }

@@ -41,11 +41,13 @@ struct LargeRows {
     Must(cudaMemset(all.get(), 0x3c, bytes()));
     Must(cudaMemcpy2D(all.get<uint16_t>() + First(), static_cast<size_t>(stride) * 2, small.data(),
                       kDim * 2, kDim * 2, static_cast<size_t>(tail), cudaMemcpyHostToDevice));
+    Must(cudaDeviceSynchronize());  // The tests' streams do not wait for it.
     return all;
   }
   DeviceBuffer Poisoned() const {
     DeviceBuffer all(bytes());
     Must(cudaMemset(all.get(), 0xff, bytes()));
+    Must(cudaDeviceSynchronize());
     return all;
   }
   void ExpectLastRows(const DeviceBuffer& all, const Tensor& expected, const char* name) const {
@@ -122,6 +124,7 @@ TEST_F(TrainingLargeCuda, X6GatedNorm) {
       EXPECT_TRUE(got == guarded->bytes()) << "buffer " << buffer << " strided " << strided;
       Must(cudaMemset(buffers[static_cast<size_t>(buffer)].get(), 0xff, bytes));
     }
+    Must(cudaDeviceSynchronize());
   }
 }
 
