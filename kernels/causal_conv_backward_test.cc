@@ -210,18 +210,23 @@ GDN_BACKEND_TEST(CausalConvBackward, EveryTypeAndNumberOfChannelsMatchesRef) {
   }
 }
 
-// T21, U4: the gradient of one sequence does not move by a bit with the data of its neighbours.
+// T21, U4: neither the gradient of one sequence nor that of its carried state moves by a bit with
+// the data of its neighbours.
 GDN_BACKEND_TEST(CausalConvBackward, T21BoundaryIsolationIsExact) {
   Shape shape;
   shape.lengths = {5, 6, 1, 4};
-  Problem problem(shape, 9);
+  const Problem problem(shape, 9);
+  Problem changed = problem;  // all that belongs to sequence 1
+  for (int64_t i = 5 * shape.channels; i < 11 * shape.channels; ++i) {
+    changed.x[i] = 1e3;
+    changed.d_y[i] = -1e3;
+  }
+  for (int64_t i = problem.history(); i < 2 * problem.history(); ++i) {
+    changed.state[i] = 1e3;
+    changed.d_final[i] = -1e3;
+  }
   for (const Backend& backend : TestedBackendsAndRef()) {
     const Gradients before = problem.Run(backend);
-    Problem changed = problem;
-    for (int64_t i = 5 * shape.channels; i < 11 * shape.channels; ++i) {
-      changed.x[i] = 1e3;
-      changed.d_y[i] = -1e3;
-    }
     const Gradients after = changed.Run(backend);
     const int64_t begin = 5 * problem.stride();
     const int64_t end = 11 * problem.stride();
@@ -229,6 +234,13 @@ GDN_BACKEND_TEST(CausalConvBackward, T21BoundaryIsolationIsExact) {
     EXPECT_EQ(after.d_x.Slice(0, begin), before.d_x.Slice(0, begin));
     EXPECT_EQ(after.d_x.Slice(end, all), before.d_x.Slice(end, all));
     EXPECT_NE(after.d_x.Slice(begin, end), before.d_x.Slice(begin, end));
+    for (const float value : before.d_state) ASSERT_TRUE(std::isfinite(value));
+    for (int64_t sequence = 0; sequence < problem.n(); ++sequence) {
+      const auto first = before.d_state.begin() + sequence * problem.history();
+      const bool same = std::equal(first, first + problem.history(),
+                                   after.d_state.begin() + sequence * problem.history());
+      EXPECT_EQ(same, sequence != 1) << backend.name << " sequence " << sequence;
+    }
   }
 }
 

@@ -115,6 +115,50 @@ GDN_BACKEND_TEST(GatedRmsNormFp8, StaticScaleSaturatesAndReportsItsInverse) {
   }
 }
 
+// Every type of x and gate, gamma and activation, at any alignment, by both kinds of scale.
+GDN_BACKEND_TEST(GatedRmsNormFp8, B18Q3EveryModeQuantisesTheRoundedResult) {
+  uint32_t seed = 66;
+  for (const gdn_dtype x : kDtypes) {
+    for (const gdn_dtype gate : {x, GDN_F32}) {
+      for (const int64_t guard : {kAlignedGuard, kOddGuard}) {
+        for (int mode = 0; mode < 8; ++mode) {
+          Problem p = Make(seed, x, 128, guard);
+          p.shape.seq = 3;
+          p.gate_dtype = gate;
+          p.zero_centered = mode & 1;
+          p.activation = mode & 2 ? GDN_GATE_SIGMOID : GDN_GATE_SILU;
+          Random random(seed++);
+          p.Fill(random);
+          const gdn_fp8_scaling fp8 = mode & 4 ? GDN_FP8_STATIC : GDN_FP8_ROW;
+          constexpr float kScale = 24.0f;
+          for (const Backend& backend : {kRef, Tested(0)}) {
+            const Results plain = RunBoth(backend, p);
+            const Fp8Results got = RunFp8(backend, p, fp8, kScale);
+            SCOPED_TRACE(testing::Message() << backend.name << " types " << x << gate << " guard "
+                                            << guard << " mode " << mode);
+            // REF scales in FP64, where a near tie of FP32 may fall the other way.
+            const float slack = backend.backend == GDN_BACKEND_REF ? 0x1p-21f : 0.0f;
+            for (int64_t row = 0; row < p.shape.rows(); ++row) {
+              const float amax = LargestOf(plain.y, row * 128, (row + 1) * 128);
+              const float scale = fp8 == GDN_FP8_ROW ? 448.0f / amax : kScale;
+              EXPECT_FLOAT_EQ(got.scale_inv.Get(fp8 == GDN_FP8_ROW ? row : 0),
+                              fp8 == GDN_FP8_ROW ? amax / 448.0f : 1.0f / kScale);
+              for (int64_t i = row * 128; i < (row + 1) * 128; ++i) {
+                const float scaled = plain.y.Get(i) * scale;
+                ASSERT_TRUE(got.Y(i) == F32ToE4m3(scaled - slack * scaled) ||
+                            got.Y(i) == F32ToE4m3(scaled + slack * scaled))
+                    << i;
+              }
+            }
+            EXPECT_EQ(got.amax.Get(0), LargestOf(plain.y, 0, plain.y.size()));
+            EXPECT_EQ(got.rstd.bytes(), plain.rstd.bytes());
+          }
+        }
+      }
+    }
+  }
+}
+
 GDN_BACKEND_TEST(GatedRmsNormFp8, RowsOfZerosAndTinyRowsHaveFiniteScales) {
   for (const Backend& backend : {kRef, Tested(0)}) {
     Problem p = Make(63, GDN_BF16);

@@ -90,25 +90,6 @@ GDN_BACKEND_TEST(GatedRmsNormTraining, B11B17B18EveryTypeAndModeMatchesRef) {
   }
 }
 
-GDN_BACKEND_TEST(GatedRmsNormTraining, Y1ErrorAgainstExactArithmetic) {
-  const double worst[] = {2e-6, 0x1p-7, 0x1p-10};
-  const double ratio[] = {2e-6, 3e-3, 3e-3 / 8};
-  for (const gdn_dtype x : kDtypes) {
-    const Problem p = Make(2, {1, 64, 16, 128}, x, x, GDN_F32);
-    const std::vector<double> exact = ExpectedY(p, false);
-    const Results got = RunBoth(Tested(0), p);
-    EXPECT_LE(ErrorOf(got.y, exact), ratio[x]) << x;
-    double largest = 0.0;
-    for (int64_t i = 0; i < got.y.size(); ++i) {
-      const double y = exact[static_cast<size_t>(i)];
-      // Below the normal numbers of FP16 a relative error has no bound.
-      if (std::abs(y) < 1e-3) continue;
-      largest = std::max(largest, std::abs(got.y.Get(i) - y) / std::abs(y));
-    }
-    EXPECT_LE(largest, worst[x]) << x;
-  }
-}
-
 // n is rounded once, to the type of x, after the gamma product and before the gate product.
 GDN_BACKEND_TEST(GatedRmsNormTraining, B8B23RoundingPointOne) {
   const Problem p = Make(3, {1, 128, 8, 128}, GDN_BF16, GDN_BF16, GDN_F32);
@@ -173,25 +154,6 @@ GDN_BACKEND_TEST(GatedRmsNormTraining, B10GateGradientFromTheRoundedNorm) {
   }
   EXPECT_LE(ErrorOf(got.dgate, published), 1e-4);
   EXPECT_GE(ErrorOf(got.dgate, unrounded), 1e-3);
-}
-
-// The rounding points leave y and dgate equal to those of the oracle but for near ties.
-GDN_BACKEND_TEST(GatedRmsNormTraining, Y2BitEqualToTheRoundingModel) {
-  for (const gdn_dtype x : {GDN_BF16, GDN_F16}) {
-    for (const gdn_gate_activation activation : {GDN_GATE_SILU, GDN_GATE_SIGMOID}) {
-      Problem p = Make(6, {2, 61, 16, 128}, x, x, x);
-      p.activation = activation;
-      const Results got = RunBoth(Tested(3), p);
-      const Results expected = RunBoth(kRef, p);
-      for (const auto& [name, a, b] : {std::tuple{"y", &got.y, &expected.y},
-                                       std::tuple{"dgate", &got.dgate, &expected.dgate}}) {
-        const UlpCounts counts = CountUlps(*a, *b);
-        // FP16 has eight times as many boundaries for a sum's last bits to cross.
-        EXPECT_LE(counts.one, a->size() / (x == GDN_BF16 ? 1000 : 125)) << name << " type " << x;
-        EXPECT_LE(counts.more, a->size() / 20000) << name << " type " << x;
-      }
-    }
-  }
 }
 
 // The one added to gamma is added in FP32: BF16 would lose these gammas altogether.

@@ -55,26 +55,28 @@ inline void ExpectGradient(const std::string& name, const Floats& got, const Dou
   EXPECT_GT(largest, 0.0) << name << ": the test exercises nothing";
 }
 
-// A poisoned FP32 output with canaries behind it.
+// A poisoned FP32 output with canaries in front of it and behind it.
 class GuardedFloats {
  public:
   explicit GuardedFloats(int64_t size)
-      : size_(static_cast<size_t>(size)), values_(size_ + kGuard, NAN) {}
-  float* data() { return values_.data(); }
-  float* Out(Place& place) { return place.Out(values_.data(), values_.size()); }
+      : size_(static_cast<size_t>(size)), values_(kGuard + size_ + kGuard, NAN) {}
+  float* data() { return values_.data() + kGuard; }
+  float* Out(Place& place) { return place.Out(values_.data(), values_.size()) + kGuard; }
   // The values; complains where the canaries changed.
   Floats Take(const char* name) const {
-    for (size_t i = size_; i < values_.size(); ++i) {
-      EXPECT_TRUE(std::isnan(values_[i])) << name << " written beyond its end";
+    for (size_t i = 0; i < kGuard; ++i) {
+      EXPECT_TRUE(std::isnan(values_[i])) << name << " written before its begin";
+      EXPECT_TRUE(std::isnan(values_[kGuard + size_ + i])) << name << " written beyond its end";
     }
-    return {values_.begin(), values_.begin() + static_cast<std::ptrdiff_t>(size_)};
+    const auto begin = values_.begin() + kGuard;
+    return {begin, begin + static_cast<std::ptrdiff_t>(size_)};
   }
 
   // With the canaries.
   Floats& values() { return values_; }
 
  private:
-  static constexpr size_t kGuard = 16;
+  static constexpr size_t kGuard = 16;  // 64 bytes: the output keeps the alignment of its memory.
   size_t size_;
   Floats values_;
 };

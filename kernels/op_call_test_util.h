@@ -147,19 +147,20 @@ gdn_status CallOp(const Execution& execution, const Op& op, Args& args,
   if (execution.exec()->backend == GDN_BACKEND_CUDA) {
     constexpr size_t kGuard = 256;
     const size_t workspace_bytes = execution.exec()->workspace_bytes;
-    const std::vector<uint8_t> poison(workspace_bytes + kGuard, 0xff);
+    const std::vector<uint8_t> poison(kGuard + workspace_bytes + kGuard, 0xff);
     const DeviceBuffer workspace(poison);
     const Stream stream;
     gdn_exec exec = stream.Exec();
-    exec.workspace = workspace_bytes == 0 ? nullptr : workspace.get();
+    exec.workspace = workspace_bytes == 0 ? nullptr : workspace.get<char>() + kGuard;
     exec.workspace_bytes = workspace_bytes;
     DeviceCopies copies(ranges, fields);
     const gdn_status status = op(&exec, &args);
     stream.Synchronize();
     copies.Download();
     const std::vector<uint8_t> after = workspace.Bytes();
-    for (size_t i = workspace_bytes; i < after.size(); ++i) {
-      EXPECT_EQ(after[i], 0xff) << "written behind the workspace";
+    for (size_t i = 0; i < kGuard; ++i) {
+      EXPECT_EQ(after[i], 0xff) << "written before the workspace";
+      EXPECT_EQ(after[kGuard + workspace_bytes + i], 0xff) << "written behind the workspace";
     }
     return status;
   }

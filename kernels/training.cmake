@@ -10,13 +10,16 @@ endforeach()
 
 gdn_test(kernels_training_test
   SRCS
+    far_rows_test.cc
     fp8_test.cc
     gated_rms_norm_fp8_test.cc
     gated_rms_norm_gradient_test.cc
     gated_rms_norm_layout_test.cc
     gated_rms_norm_misuse_test.cc
+    gated_rms_norm_precision_test.cc
     gated_rms_norm_training_test.cc
     l2_norm_backward_test.cc
+    l2_norm_precision_test.cc
     qk_norm_route_test.cc
   DEPS gdn_kernels hwy::hwy
   LABELS "unit;tsan"

@@ -14,13 +14,16 @@ gdn_test(kernels_cuda_training_test
   SRCS
     causal_conv_backward_test.cc
     cuda/training_bits_test.cc
+    cuda/training_large_test.cc
     gated_rms_norm_fp8_test.cc
     gated_rms_norm_gradient_test.cc
     gated_rms_norm_layout_test.cc
     gated_rms_norm_misuse_test.cc
+    gated_rms_norm_precision_test.cc
     gated_rms_norm_training_test.cc
     gates_backward_test.cc
     l2_norm_backward_test.cc
+    l2_norm_precision_test.cc
     qk_norm_route_test.cc
   DEPS gdn_kernels hwy::hwy
   LABELS gpu TIMEOUT 300)

@@ -17,6 +17,12 @@
 
 namespace gdn::kernels {
 
+// Whether what a test needs of a GPU may not be missing: it then fails where it would be skipped.
+inline bool GpuIsRequired() {
+  const char* required = std::getenv("GDN_REQUIRE_GPU");
+  return required != nullptr && std::strcmp(required, "1") == 0;
+}
+
 // Skips, with the reason, where no GPU can be used; fails instead with GDN_REQUIRE_GPU=1.
 class CudaTest : public ::testing::Test {
  protected:
@@ -28,8 +34,7 @@ class CudaTest : public ::testing::Test {
         std::string("no CUDA device: ") +
         (error == cudaSuccess ? "the driver reports none" : cudaGetErrorString(error));
     (void)cudaGetLastError();
-    const char* required = std::getenv("GDN_REQUIRE_GPU");
-    if (required != nullptr && std::strcmp(required, "1") == 0) {
+    if (GpuIsRequired()) {
       FAIL() << reason << ", and GDN_REQUIRE_GPU=1";
     }
     GTEST_SKIP() << reason;

@@ -16,17 +16,19 @@ namespace gdn::kernels {
 
 inline bool OnGpu(const Backend& backend) { return backend.backend == GDN_BACKEND_CUDA; }
 
-// A tensor with canaries behind it. One without contents is poisoned.
+// A tensor with canaries in front of it and behind it. One without contents is poisoned.
 class Buffer {
  public:
   Buffer() = default;
   Buffer(const Backend& where, gdn_dtype dtype, int64_t size)
-      : size_(size), host_(dtype, size + kGuard) {
+      : front_(kGuard), size_(size), host_(dtype, size + 2 * kGuard) {
     MoveTo(where);
   }
   Buffer(const Backend& where, const Tensor& contents)
-      : size_(contents.size()), host_(contents.dtype(), contents.size() + kGuard) {
-    std::memcpy(host_.data(), contents.data(), contents.bytes().size());
+      : front_(kGuard),
+        size_(contents.size()),
+        host_(contents.dtype(), contents.size() + 2 * kGuard) {
+    std::memcpy(Host(), contents.data(), contents.bytes().size());
     MoveTo(where);
   }
   template <typename T>  // integers, which need no canaries
@@ -43,24 +45,27 @@ class Buffer {
 #ifdef GDN_TEST_CUDA
     if (device_ != nullptr) base = device_->get<char>();
 #endif
-    return reinterpret_cast<T*>(base + element * SizeOf(host_.dtype()));
+    return reinterpret_cast<T*>(base + (front_ + element) * SizeOf(host_.dtype()));
   }
   // The contents now; complains where the canaries changed.
   Tensor Take() {
 #ifdef GDN_TEST_CUDA
     if (device_ != nullptr) device_->Download(host_.data());
 #endif
-    for (int64_t i = size_; i < host_.size(); ++i) {
-      EXPECT_TRUE(std::isnan(host_.Get(i))) << "written beyond the end of " << size_;
+    for (int64_t i = 0; i < front_; ++i) {
+      EXPECT_TRUE(std::isnan(host_.Get(i))) << "written before the begin of " << size_;
+      EXPECT_TRUE(std::isnan(host_.Get(front_ + size_ + i)))
+          << "written beyond the end of " << size_;
     }
     Tensor contents(host_.dtype(), size_);
-    std::memcpy(contents.data(), host_.data(), contents.bytes().size());
+    std::memcpy(contents.data(), Host(), contents.bytes().size());
     return contents;
   }
 
  private:
-  static constexpr int64_t kGuard = 16;
+  static constexpr int64_t kGuard = 32;  // at least 64 bytes: the contents stay aligned
 
+  char* Host() { return static_cast<char*>(host_.data()) + front_ * SizeOf(host_.dtype()); }
   void MoveTo(const Backend& where) {
 #ifdef GDN_TEST_CUDA
     if (OnGpu(where)) device_ = std::make_shared<DeviceBuffer>(host_);
@@ -69,6 +74,7 @@ class Buffer {
 #endif
   }
 
+  int64_t front_ = 0;  // canaries on either side
   int64_t size_ = 0;
   Tensor host_;
 #ifdef GDN_TEST_CUDA
@@ -117,10 +123,11 @@ class OpRunner {
 #ifdef GDN_TEST_CUDA
   void CallOnGpu(const char* name, size_t workspace_bytes,
                  const std::function<gdn_status(const gdn_exec*)>& call) {
-    const DeviceBuffer workspace(std::vector<uint8_t>(workspace_bytes, 0xff));
+    constexpr size_t kCanaries = 256;
+    const DeviceBuffer workspace(std::vector<uint8_t>(workspace_bytes + 2 * kCanaries, 0xff));
     const Stream stream;
     gdn_exec exec = stream.Exec();
-    exec.workspace = workspace_bytes == 0 ? nullptr : workspace.get();
+    exec.workspace = workspace_bytes == 0 ? nullptr : workspace.get<char>() + kCanaries;
     exec.workspace_bytes = workspace_bytes;
     Launches launches{name, {}, 0};
     if (!from_graphs_) {
@@ -139,6 +146,11 @@ class OpRunner {
       Must(cudaGraphDestroy(graph));
     }
     stream.Synchronize();
+    const std::vector<uint8_t> after = workspace.Bytes();
+    for (size_t i = 0; i < kCanaries; ++i) {
+      EXPECT_EQ(after[i], 0xff) << name << " wrote before its workspace";
+      EXPECT_EQ(after[kCanaries + workspace_bytes + i], 0xff) << name << " wrote behind it";
+    }
     launches_.push_back(launches);
   }
 
