@@ -1,7 +1,8 @@
-// Which kernels run. Few rows take one launch of the skinny product, 9 to 128 (with a gate, any
-// more) the wide one, others cuBLASLt, with the norm before and, for cuBLASLt, the gate after it as
-// kernels of their own. With batch_invariant all rows take the wide product, or where it cannot run
-// the skinny one and the tile product, which gives the same bits; so do few rows before sm_90.
+// Which kernels run. Few rows take one launch of the skinny product, 9 to 128 (with a gate any
+// more, and up to 256 where its blocks all run at once) the wide one, others cuBLASLt, with the
+// norm before and, for cuBLASLt, the gate after it as kernels of their own. With batch_invariant
+// all rows take the wide product, or where it cannot run the skinny one and the tile product, which
+// gives the same bits; so do few rows before sm_90.
 #include "gdn/kernels/linear.h"
 
 #include <algorithm>
@@ -29,6 +30,7 @@ constexpr int64_t kGatePassRows = 1024;
 // Where the wide product is the fastest.
 constexpr int64_t kFewestWideRows = 9;
 constexpr int64_t kMostWideRows = 128;
+constexpr int64_t kMostRowsAtOnce = 256;
 constexpr int64_t kMostWideOutputs = 32768;
 
 struct Plan final : gdn_linear_plan {
@@ -41,12 +43,19 @@ struct Plan final : gdn_linear_plan {
 
 enum class Path { kSkinny, kTile, kWide, kLt };
 
+bool WideIsBest(const Plan& plan, int64_t rows) {
+  if (rows < kFewestWideRows || kernels::LinearOutputs(plan.shape) > kMostWideOutputs) return false;
+  if (rows <= kMostWideRows || plan.shape.kind == GDN_LINEAR_SILU_MUL) return true;
+  LinearWideArgs args = {};
+  args.rows = rows;
+  args.k = plan.shape.k;
+  args.outputs = kernels::LinearOutputs(plan.shape);
+  return rows <= kMostRowsAtOnce && LinearWideRunsAtOnce(args, plan.multiprocessors);
+}
+
 Path PathFor(const Plan& plan, int64_t rows) {
   const bool invariant = plan.shape.batch_invariant != 0;
-  const bool wide_is_best = rows >= kFewestWideRows &&
-                            kernels::LinearOutputs(plan.shape) <= kMostWideOutputs &&
-                            (rows <= kMostWideRows || plan.shape.kind == GDN_LINEAR_SILU_MUL);
-  if (plan.wide && (invariant || wide_is_best)) return Path::kWide;
+  if (plan.wide && (invariant || WideIsBest(plan, rows))) return Path::kWide;
   if (rows <= plan.skinny_rows) return Path::kSkinny;
   return invariant || rows <= kLinearSkinnyRows ? Path::kTile : Path::kLt;
 }

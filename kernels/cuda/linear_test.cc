@@ -226,7 +226,7 @@ TEST_F(LinearCuda, PassesOfALongPrefillMeet) {
 // The two parts of a norm, each against REF: what the first leaves, and what the second makes of
 // it.
 TEST_F(LinearCuda, SplitNormsMatchRef) {
-  for (const int64_t rows : {9, 16, 20, 40, 64, 65, 100, 128}) {
+  for (const int64_t rows : {9, 16, 20, 40, 64, 65, 100, 128, 129, 190, 200, 256}) {
     for (const auto& [n, k] :
          {std::pair<int64_t, int64_t>{128, 64}, {1024, 3592}, {200, 264}, {2304, 64}}) {
       LinearCase out;
@@ -291,7 +291,7 @@ TEST_F(LinearCuda, SplitNormsMatchRef) {
 }
 
 TEST_F(LinearCuda, RefusesASplitNormWhereNoKernelTakesIt) {
-  for (const int64_t rows : {2, 129}) {
+  for (const int64_t rows : {2, 257}) {
     LinearCase c;
     c.rows = rows;
     c.y_dtype = GDN_F32;

@@ -10,8 +10,8 @@
 //
 // Blocks of a cluster share what they read: one fetches rows of n, or of the weight, for several.
 // Where the weight has few rows the blocks of a cluster divide K, and each adds up some of the
-// cluster's results, always in the same order: eight blocks, but four of 65 to 128 rows of n
-// unless batch_invariant, where two clusters share the rows.
+// cluster's results, always in the same order: eight blocks, but unless batch_invariant four of 65
+// to 192 rows of n and two of 193 to 256, where clusters share the rows, 64 each.
 //
 // A norm in two parts (linear.h): the blocks that add to y make n of the next product and sums of
 // squares, and that product applies the norm's factors to its sums.
@@ -26,11 +26,14 @@ namespace {
 
 // One block a multiprocessor, or two: then one of a product whose blocks have all of K and one of
 // a product whose blocks divide it, as they follow each other, but not two of the former, which
-// would take twice as long. Each also takes 1 KiB for the system, its barriers, and up to the
-// alignment of its slots.
+// would take twice as long; nor two of those whose clusters of two are one to a multiprocessor.
+// Each also takes 1 KiB for the system, its barriers, and up to the alignment of its slots.
 constexpr int WideSharedBytes(int groups, int splits) {
   if (groups > 1) return 224 * 1024;
-  return (splits == 1 ? 119 : 104) * 1024;
+  return (splits <= kTwoSplits ? 119 : 104) * 1024;
+}
+constexpr int WideBlocksAtOnce(int groups, int splits) {
+  return groups > 1 || splits <= kTwoSplits ? 1 : 2;
 }
 constexpr int WideColumns(int groups) { return groups * kGroupColumns; }
 constexpr int WideWeightBytes(int groups) { return WideColumns(groups) * kWideStageBytes; }
@@ -44,9 +47,10 @@ int WeightRows(const LinearWideArgs& args) {
   return static_cast<int>(args.silu ? 2 * args.outputs : args.outputs);
 }
 
-// Between these a product that divides K has two blocks' worth of rows, and half as many splits.
+// Between these a product that divides K has blocks of 64 rows, and fewer splits.
 constexpr int64_t kMostRowsOfMostSplits = 64;
-constexpr int64_t kMostRowsOfFewSplits = 128;
+constexpr int64_t kMostRowsOfFewSplits = 192;
+constexpr int64_t kMostRowsOfTwoSplits = 256;
 
 int SumsBytes(const LinearWideTiling& tiling) {
   return tiling.splits * WideColumns(tiling.groups) * (tiling.rows / tiling.splits + 2) * 4;
@@ -95,15 +99,15 @@ template <typename W, bool kGate, int kSplits, typename Use>
 cudaError_t WithLauncher(const LinearWideTiling& tiling, const Use& use) {
   switch (tiling.rows) {
     case 16:
-      if constexpr (kSplits != kFewSplits) return use(WideLauncher<W, 16, kGate, kSplits, 1>());
+      if constexpr (!SumsInQuads(kSplits)) return use(WideLauncher<W, 16, kGate, kSplits, 1>());
       break;
     case 32:
-      if constexpr (kSplits != kFewSplits) return use(WideLauncher<W, 32, kGate, kSplits, 1>());
+      if constexpr (!SumsInQuads(kSplits)) return use(WideLauncher<W, 32, kGate, kSplits, 1>());
       break;
     case 64:
       return use(WideLauncher<W, 64, kGate, kSplits, 1>());
     case 128:
-      if constexpr (kSplits != kFewSplits) {
+      if constexpr (!SumsInQuads(kSplits)) {
         if (tiling.groups == 2) return use(WideLauncher<W, 128, kGate, kSplits, 2>());
         return use(WideLauncher<W, 128, kGate, kSplits, 1>());
       }
@@ -121,7 +125,7 @@ cudaError_t PrepareTilings() {
   for (const auto& [rows, groups] :
        {std::pair{16, 1}, {32, 1}, {64, 1}, {128, 1}, {128, 2}, {256, 2}}) {
     if (rows == 256 && kSplits > 1) continue;
-    if (kSplits == kFewSplits && rows != 64) continue;
+    if (SumsInQuads(kSplits) && rows != 64) continue;
     LinearWideTiling tiling = {};
     tiling.rows = rows;
     tiling.groups = groups;
@@ -137,6 +141,7 @@ cudaError_t Prepare() {
   cudaError_t error = PrepareTilings<W, false, 1>();
   if (error == cudaSuccess) error = PrepareTilings<W, false, kMostSplits>();
   if (error == cudaSuccess) error = PrepareTilings<W, false, kFewSplits>();
+  if (error == cudaSuccess) error = PrepareTilings<W, false, kTwoSplits>();
   if (error == cudaSuccess) error = PrepareTilings<W, true, 1>();
   return error;
 }
@@ -169,9 +174,9 @@ LinearWideTiling ChooseLinearWide(const LinearWideArgs& args, int multiprocessor
   tiling.splits = few && !args.silu ? kMostSplits : 1;
   tiling.groups = args.rows > 128 ? 2 : 1;
   if (tiling.splits > 1 && !args.batch_invariant && args.rows > kMostRowsOfMostSplits &&
-      args.rows <= kMostRowsOfFewSplits) {
+      args.rows <= kMostRowsOfTwoSplits) {
     tiling.rows = 64;
-    tiling.splits = kFewSplits;
+    tiling.splits = args.rows <= kMostRowsOfFewSplits ? kFewSplits : kTwoSplits;
     tiling.groups = 1;
   }
   if (tiling.splits == 1 && args.rows >= kFewestRowsOfLargeBlocks) tiling.rows = 256;
@@ -192,6 +197,14 @@ LinearWideTiling ChooseLinearWide(const LinearWideArgs& args, int multiprocessor
   tiling.w_slots = std::min({stages, kMaxWideSlots, (space - tiling.n_slots * n_bytes) / w_bytes});
   tiling.n_slots = std::min({stages, kMaxWideSlots, (space - tiling.w_slots * w_bytes) / n_bytes});
   return tiling;
+}
+
+bool LinearWideRunsAtOnce(const LinearWideArgs& args, int multiprocessors) {
+  const LinearWideTiling tiling = ChooseLinearWide(args, multiprocessors);
+  const int64_t blocks =
+      int64_t{linear::CeilDiv(linear::WeightRows(args), linear::WideColumns(tiling.groups))} *
+      linear::CeilDiv(args.rows, tiling.rows) * tiling.splits;
+  return blocks <= multiprocessors * linear::WideBlocksAtOnce(tiling.groups, tiling.splits);
 }
 
 cudaError_t PrepareLinearWide(gdn_dtype weight_dtype) {
@@ -242,6 +255,7 @@ cudaError_t LaunchLinearWide(gdn_dtype weight_dtype, const LinearWideArgs& args,
   const auto choose = [&]<typename W>() {
     if (args.silu) return WithLauncher<W, true, 1>(tiling, launch);
     if (tiling.splits == kFewSplits) return WithLauncher<W, false, kFewSplits>(tiling, launch);
+    if (tiling.splits == kTwoSplits) return WithLauncher<W, false, kTwoSplits>(tiling, launch);
     return tiling.splits > 1 ? WithLauncher<W, false, kMostSplits>(tiling, launch)
                              : WithLauncher<W, false, 1>(tiling, launch);
   };

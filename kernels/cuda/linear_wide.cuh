@@ -123,7 +123,7 @@ __device__ inline void ApplyFactors(const float* factors, float (&d)[kRows / 2])
 }
 
 // A cluster of so few blocks exchanges its sums where its rings were, once all are through them.
-__host__ __device__ constexpr bool SumsInPlace(int splits) { return splits == kFewSplits; }
+__host__ __device__ constexpr bool SumsInPlace(int splits) { return SumsInQuads(splits); }
 
 template <typename W, int kRows, bool kGate, int kSplits, int kGroups>
 __global__ void __launch_bounds__(WideBlock<kGroups>::kThreads,
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(WideBlock<kGroups>::kThreads,
   }
   if constexpr (kSplits > 1) {
     // What the owners of rows get: a block's sums from each other block.
-    constexpr int kBytes = kSplits == kFewSplits
+    constexpr int kBytes = SumsInQuads(kSplits)
                                ? QuadSums<kRows, kSplits, kGroups>::kBytes
                                : SumsLayout<kRows, kGate, kSplits, kGroups>::kFloats * 4;
     if (threadIdx.x == 0) barriers.sums.ArriveExpecting((kSplits - 1) * kBytes);

@@ -39,13 +39,15 @@ struct LinearWideTiling {
   int rows;     // Of n in a block: 16, 32, 64, 128 or 256.
   int groups;   // Of 64 rows of the weight in a block: 2 with 256 rows of n, 1 or 2 with 128,
                 // else 1.
-  int splits;   // Blocks of a cluster that share the sum over K: 1, 4 or 8.
+  int splits;   // Blocks of a cluster that share the sum over K: 1, 2, 4 or 8.
   int share_n;  // Blocks of a cluster that share rows of n.
   int share_w;  // Blocks of a cluster that share rows of the weight.
   int n_slots;  // Stages of 64 elements of K in flight.
   int w_slots;
 };
 LinearWideTiling ChooseLinearWide(const LinearWideArgs& args, int multiprocessors);
+// Whether all of its blocks find room at the same time. Depends on the shape alone.
+bool LinearWideRunsAtOnce(const LinearWideArgs& args, int multiprocessors);
 
 // Before the first launch on a device.
 cudaError_t PrepareLinearWide(gdn_dtype weight_dtype);

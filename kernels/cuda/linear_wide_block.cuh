@@ -17,6 +17,11 @@ constexpr int kWideAlignment = 1024;
 // Blocks of a cluster that share the sum over K.
 constexpr int kMostSplits = 8;
 constexpr int kFewSplits = 4;
+constexpr int kTwoSplits = 2;
+// Such blocks exchange their sums in quads (QuadSums).
+__host__ __device__ constexpr bool SumsInQuads(int splits) {
+  return splits == kFewSplits || splits == kTwoSplits;
+}
 
 // All threads of the cluster. Nothing needs a release: before it, what the rings held has been read
 // by products that are waited for, and after it others write there.
@@ -51,12 +56,13 @@ struct WideBlock {
   }
 };
 
-// The blocks of 65 to 128 rows, but for those that divide K in eight: no two of them share a copy.
+// The blocks of 65 to 128 rows, but for those that divide K in eight, and of those with more rows
+// the ones that divide K in four or two: no two of them share a copy.
 // All rows come by ordinary copies, which the L2 serves together where many ask for the same. With
 // fewer rows the form of copy that sends to several blocks is the faster one, even to one.
 template <int kRows, int kSplits, int kGroups>
 constexpr bool kCopiesAlone = kGroups == 1 &&
-                              (kSplits == kFewSplits || (kSplits == 1 && kRows == 128));
+                              (SumsInQuads(kSplits) || (kSplits == 1 && kRows == 128));
 // Beside these, the rows of n of 129 to 767.
 template <int kRows, int kSplits, int kGroups>
 constexpr bool kCopiesNAlone = kCopiesAlone<kRows, kSplits, kGroups> ||

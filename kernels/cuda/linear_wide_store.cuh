@@ -103,8 +103,8 @@ __device__ inline void SendSums(const WidePlace& place, float* staged, float* su
   }
 }
 
-// The same where four blocks divide K: the sums travel as the matrix instruction leaves them, four
-// of a thread at once, and are added before they are turned into rows of y.
+// The same where four blocks or two divide K: the sums travel as the matrix instruction leaves
+// them, four of a thread at once, and are added before they are turned into rows of y.
 template <int kRows, int kSplits, int kGroups>
 struct QuadSums {
   using Block = WideBlock<kGroups>;
@@ -229,7 +229,7 @@ __device__ inline void StoreSums(const LinearWideParams& p, const WidePlace& pla
     after_weight = __ldg(p.after_norm + at_column);
   }
   const int here = static_cast<int>(place.z);
-  constexpr bool kQuadwise = kSplits == kFewSplits;
+  constexpr bool kQuadwise = SumsInQuads(kSplits);
   const float* from[kSplits];
   if constexpr (kQuadwise) {
     static_assert(!kGate);

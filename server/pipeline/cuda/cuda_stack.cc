@@ -7,7 +7,7 @@ namespace {
 
 constexpr gdn_dtype kActivation = GDN_BF16;
 // Batches of up to so many rows may split their norms.
-constexpr int64_t kMostSplitRows = 128;
+constexpr int64_t kMostSplitRows = 256;
 
 gdn_gate_activation Activation(const model::ModelSpec& spec) {
   return spec.output_gate == model::GateActivation::kSilu ? GDN_GATE_SILU : GDN_GATE_SIGMOID;
