@@ -69,6 +69,19 @@ class RuleBackward(c.Structure):
                 *pointers("d_g", "d_beta", "d_initial_state")]
 
 
+class L2NormForward(c.Structure):
+    _fields_ = [*extents("rows", "dim"), *pointers("x"), ("x_dtype", c.c_int), *extents("x_row_stride"),
+                *pointers("y"), ("y_dtype", c.c_int), *extents("y_row_stride"), *pointers("rstd"),
+                ("eps", c.c_float), ("scale", c.c_float),
+                *extents("group_rows", "x_group_stride", "y_group_stride")]
+
+
+class L2NormBackward(c.Structure):
+    _fields_ = [*extents("rows", "dim"), *pointers("y"), ("y_dtype", c.c_int), *extents("y_row_stride"),
+                *pointers("rstd", "dy"), ("dy_dtype", c.c_int), *extents("dy_row_stride"),
+                *pointers("dx"), ("dx_dtype", c.c_int), *extents("dx_row_stride"), ("scale", c.c_float)]
+
+
 class FusedLayer(c.Structure):
     """gdn_fused_decode_args."""
     _fields_ = [*extents("rows", "tokens", "key_heads", "value_heads", "key_dim", "value_dim",
@@ -153,30 +166,53 @@ class GatedRmsNorm:
         return gradients
 
 
+class L2Norm:
+    """y = x / sqrt(sum(x^2) + eps) of the rows of a dense tensor."""
+
+    def __init__(self, library, x, eps=1e-6):
+        self.library, self.dim, self.rows = library, x.shape[-1], x.numel() // x.shape[-1]
+        self.y = torch.empty_like(x)
+        self.rstd = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+        library.run("l2_norm", L2NormForward(
+            self.rows, self.dim, x.data_ptr(), dtype_of(x), self.dim, self.y.data_ptr(),
+            dtype_of(self.y), self.dim, self.rstd.data_ptr(), eps, 1.0))
+
+    def backward(self, dy):
+        """dx, in place of dy."""
+        self.library.run("l2_norm_backward", L2NormBackward(
+            self.rows, self.dim, self.y.data_ptr(), dtype_of(self.y), self.dim, self.rstd.data_ptr(),
+            dy.data_ptr(), dtype_of(dy), self.dim, dy.data_ptr(), dtype_of(dy), self.dim, 1.0))
+        return dy
+
+
 class DeltaRule:
-    """The gated delta rule of packed sequences, q and k normalised in the kernel.
+    """The gated delta rule of packed sequences, q and k normalised in the kernel or (norm=False) before.
 
     q, k [T, H, K] and v [T, HV, V] of one type; g, beta [T, HV] and states [N, HV, V, K] FP32. Without
     an initial state it is zeros, the final one is not kept, and neither has a gradient.
     """
 
-    def __init__(self, library, cu_seqlens, q, k, v, g, beta, state=None):
-        self.library, self.kept = library, (q, k, v, g, beta)
+    def __init__(self, library, cu_seqlens, q, k, v, g, beta, state=None, norm=True):
+        self.library, self.norm, self.kept = library, int(norm), (v, g, beta)
         self.cu_seqlens, self.initial_state = cu_seqlens, state
         empty = lambda like, dtype: torch.empty(like.shape, dtype=dtype, device=like.device)
         self.o = empty(v, v.dtype)
         self.state = None if state is None else empty(state, torch.float32)
-        self.q_hat, self.k_hat = empty(q, q.dtype), empty(k, k.dtype)
-        self.q_rstd, self.k_rstd = (empty(t[..., 0], torch.float32) for t in (q, k))
-        args = RuleForward(use_qk_l2norm=1, o=self.o.data_ptr(), o_dtype=dtype_of(self.o),
-                           o_token_stride=self.o.stride(0), final_state=address_of(self.state),
-                           q_hat=self.q_hat.data_ptr(), k_hat=self.k_hat.data_ptr())
+        args = RuleForward(o=self.o.data_ptr(), o_dtype=dtype_of(self.o),
+                           o_token_stride=self.o.stride(0), final_state=address_of(self.state))
+        # What the backward reads: of raw q and k only their normalised values.
+        self.q_hat, self.k_hat, self.q_rstd, self.k_rstd = q, k, None, None
+        if norm:
+            self.q_hat, self.k_hat = empty(q, q.dtype), empty(k, k.dtype)
+            self.q_rstd, self.k_rstd = (empty(t[..., 0], torch.float32) for t in (q, k))
+            args.q_hat, args.k_hat = self.q_hat.data_ptr(), self.k_hat.data_ptr()
         self.describe(args, q, k)
         library.run("delta_rule_forward", args)
 
     def describe(self, args, q, k):
         """What forward and backward have in common."""
-        _, _, v, g, beta = self.kept
+        v, g, beta = self.kept
+        args.use_qk_l2norm = self.norm
         args.sequences, args.cu_seqlens = len(self.cu_seqlens) - 1, self.cu_seqlens.data_ptr()
         (_, args.key_heads, args.key_dim), (_, args.value_heads, args.value_dim) = q.shape, v.shape
         args.q, args.k, args.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
@@ -185,14 +221,16 @@ class DeltaRule:
             t.stride(0) for t in (q, k, v))
         args.g, args.beta = g.data_ptr(), beta.data_ptr()
         args.initial_state = address_of(self.initial_state)
-        args.q_rstd, args.k_rstd = self.q_rstd.data_ptr(), self.k_rstd.data_ptr()
+        args.q_rstd, args.k_rstd = address_of(self.q_rstd), address_of(self.k_rstd)
 
     def backward(self, d_o, d_state=None):
         """d_q, d_k, d_v, d_g, d_beta and, if there is an initial state, d_initial_state."""
-        inputs = self.kept + (() if self.initial_state is None else (self.initial_state,))
+        inputs = (self.q_hat, self.k_hat, *self.kept)
+        if self.initial_state is not None:
+            inputs += (self.initial_state,)
         gradients = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in inputs]
         names = ("d_q", "d_k", "d_v", "d_g", "d_beta", "d_initial_state")
-        args = RuleBackward(tokens=d_o.shape[0], use_qk_l2norm=1, d_o=d_o.data_ptr(),
+        args = RuleBackward(tokens=d_o.shape[0], d_o=d_o.data_ptr(),
                             d_o_dtype=dtype_of(d_o), d_o_token_stride=d_o.stride(0),
                             d_final_state=address_of(d_state), d_qkv_dtype=dtype_of(gradients[0]),
                             **{name: t.data_ptr() for name, t in zip(names, gradients)})
