@@ -38,7 +38,7 @@ gdn_test(kernels_cuda_test
   DEPS gdn_kernels
   LABELS gpu TIMEOUT 300)
 gdn_test(kernels_cuda_prefill_test
-  SRCS cuda/delta_rule_chunk_test.cc cuda/fused_prefill_test.cc
+  SRCS cuda/delta_rule_chunk_test.cc cuda/fused_prefill_bits_test.cc cuda/fused_prefill_test.cc
   DEPS gdn_kernels
   LABELS gpu TIMEOUT 300)
 gdn_test(kernels_cuda_dense_test
