@@ -133,7 +133,9 @@ TEST_F(FusedPrefillBits, ALongPromptStreams) {
   shape.spare_slots = 0;
   const PrefillCall before(shape, {8192});
   ASSERT_GT(StreamBlocks(before), 0);
-  ExpectSameBits(Result(before, kAuto), Result(before, kInTurn));
+  const PrefillCall in_turn = Result(before, kInTurn);
+  // The walk's first launch waits for its code to be loaded, and all chunks are there by then.
+  for (int i = 0; i < 3; ++i) ExpectSameBits(Result(before, kAuto), in_turn);
 }
 
 // With fresh poison in all that a call writes before it is read.
