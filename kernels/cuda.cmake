@@ -34,11 +34,11 @@ target_link_libraries(gdn_kernels_shared PRIVATE CUDA::cudart_static)
 
 gdn_test(kernels_cuda_test
   SRCS cuda/fused_decode_test.cc cuda/fused_decode_slots_test.cc cuda/fused_decode_bits_test.cc
-       cuda/ops_test.cc
+       cuda/ops_bits_test.cc cuda/ops_test.cc
   DEPS gdn_kernels
   LABELS gpu TIMEOUT 300)
 gdn_test(kernels_cuda_prefill_test
-  SRCS cuda/delta_rule_chunk_test.cc cuda/fused_prefill_test.cc
+  SRCS cuda/delta_rule_chunk_test.cc cuda/fused_prefill_bits_test.cc cuda/fused_prefill_test.cc
   DEPS gdn_kernels
   LABELS gpu TIMEOUT 300)
 gdn_test(kernels_cuda_dense_test

@@ -3,21 +3,28 @@
 //
 // Times are medians over replays of a CUDA graph, per layer. Launches rotate over as many layers
 // (projections, states, outputs) as exceed four times the L2; what lies between the ops is shared,
-// as the layers of a model share it. TFLOP/s count the matrix products that the fused op's walk
-// executes, over its time; `% peak` is their share of the tensor cores' at the device's highest
-// clock.
+// as the layers of a model share it. `rule` is gdn_delta_rule_prefill alone, `whole` and `halves`
+// that with one and two blocks a head, `separate` conv, gates, rule and norm in a row, `layer`
+// gdn_fused_prefill. TFLOP/s count the matrix products that the fused op executes, of its walk over
+// the walk's time and all of them over the layer's; `% peak` is their share of the tensor cores' at
+// the device's highest clock.
 //
 // usage: prefill_bench [--cases=1x1024,16x2048,...] [--heads=16:32,...] [--replays=20]
-//                      [--fused-only] [--streams=N]
+//                      [--fused-only] [--streams=N] [--host]
 // --streams: the layer with the way in on N multiprocessors beside the walk, or, 0, before it.
+// --host: instead, how long a call keeps the host, of 1,000 put on an idle stream in tens: of
+// gdn_fused_prefill, plan and launches included, the median, the mean and the 99th percentile; the
+// medians of its parts; and that of the launch of an empty kernel, below which no launch gets.
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -41,8 +48,13 @@ using gdn::bench::ParseOptions;
 constexpr int64_t kDim = 128;
 constexpr int64_t kWidth = 4;
 constexpr int64_t kChunk = 64;
-// Of the walk: S k, S q, U k^T; T R, P U.
-constexpr double kFlopsPerChunk = 2.0 * kChunk * (3 * kDim * kDim + 2 * kChunk * kDim);
+// Of the walk, a chunk and value head: S k, S q, U k^T; T R, P U.
+constexpr double kWalkFlops = 2.0 * kChunk * (3 * kDim * kDim + 2 * kChunk * kDim);
+// Of the way in, a chunk and key head: K K^T, Q K^T; and a chunk and value head: T from its
+// diagonal, in products of 16 rows, 16 steps and 8 columns, of which eight begin blocks of 16, 12
+// merge them, and 24 and 12 merge those of 32.
+constexpr double kGramFlops = 2.0 * 2.0 * kChunk * kChunk * kDim;
+constexpr double kInverseFlops = (8 + 12 + 24 + 12) * 2.0 * 16 * 16 * 8;
 
 struct Case {
   int64_t sequences;
@@ -54,9 +66,12 @@ struct Options {
                              {16, 2048}, {8, 8192}, {64, 256},  {128, 512}};
   std::vector<std::pair<int64_t, int64_t>> heads = {{16, 32}};
   int replays = 20;
-  bool fused_only = false;  // The separate ops' times are then 0.
+  bool fused_only = false;  // Without the separate ops.
   int streams = -1;         // As the library chooses.
+  bool host = false;
 };
+
+__global__ void Empty() {}
 
 class Bench {
  public:
@@ -73,9 +88,18 @@ class Bench {
   }
 
   void Run() {
-    std::printf("\n%-7s %-9s | %8s %8s %8s %8s %8s %8s | %8s | %8s %8s | %8s %7s %6s\n", "H:HV",
-                "case", "conv", "gates", "whole", "halves", "rule", "norm", "separate", "way in",
-                "walk", "layer ms", "TFLOP/s", "% peak");
+    if (options_.host) {
+      std::printf("\n%-7s %-9s | %8s %8s %8s | %8s %8s | %8s\n", "H:HV", "case", "call us", "mean",
+                  "p99", "way in", "walk", "empty");
+    } else {
+      std::printf("\n%-7s %-9s |", "H:HV", "case");
+      if (!options_.fused_only) {
+        std::printf(" %8s %8s %8s %8s %8s %8s | %8s |", "conv", "gates", "whole", "halves", "rule",
+                    "norm", "separate");
+      }
+      std::printf(" %8s %8s %7s %6s | %8s %7s %6s\n", "way in", "walk", "TFLOP/s", "% peak",
+                  "layer ms", "TFLOP/s", "% peak");
+    }
     for (const auto& [key_heads, value_heads] : options_.heads) {
       for (const Case& c : options_.cases) Layer(key_heads, value_heads, c);
     }
@@ -85,6 +109,30 @@ class Bench {
   // Median milliseconds of one of `launches` launches in a graph.
   double Time(int launches, const std::function<void(int)>& launch) {
     return 1e-3 * timer_.MicrosecondsEach(options_.replays, launches, launch);
+  }
+
+  struct HostTime {
+    double median, mean, p99;
+  };
+  // Microseconds of single calls, while the stream has room for what they launch.
+  HostTime TimeHost(const std::function<void(int)>& call) {
+    constexpr int kBatches = 100;
+    constexpr int kBatch = 10;
+    using Clock = std::chrono::steady_clock;
+    std::vector<double> times;
+    for (int batch = -1; batch < kBatches; ++batch) {  // The first warms up.
+      for (int i = 0; i < kBatch; ++i) {
+        const Clock::time_point begin = Clock::now();
+        call(i);
+        const std::chrono::duration<double, std::micro> time = Clock::now() - begin;
+        if (batch >= 0) times.push_back(time.count());
+      }
+      Must(cudaStreamSynchronize(stream_), "calls");
+    }
+    const double sum = std::accumulate(times.begin(), times.end(), 0.0);
+    std::sort(times.begin(), times.end());
+    return {times[times.size() / 2], sum / static_cast<double>(times.size()),
+            times[times.size() * 99 / 100]};
   }
 
   void Layer(int64_t key_heads, int64_t value_heads, const Case& c) {
@@ -204,7 +252,7 @@ class Bench {
     using Split = gdn::cuda::ChunkedSplit;
     const int launches = static_cast<int>(layers);
     const auto time_separate = [&](const std::function<void(int)>& launch) {
-      return options_.fused_only ? 0.0 : Time(launches, launch);
+      return options_.fused_only || options_.host ? 0.0 : Time(launches, launch);
     };
     const double conv_ms = time_separate(run_conv);
     const double gates_ms = time_separate(run_gates);
@@ -254,7 +302,7 @@ class Bench {
     exec.workspace_bytes = workspace_bytes;
     gdn::cuda::PreparedChunks chunks_at;
     gdn::cuda::FusedPrefillChunks(fused, workspace.get(), &chunks_at);
-    const double fused_ms = Time(launches, [&](int i) {
+    const auto run_fused = [&](int i) {
       const int64_t layer = i % layers;
       l.x = x.get() + layer * tokens * line;
       l.y = y.get() + layer * tokens * values;
@@ -267,28 +315,48 @@ class Bench {
         Must(gdn::cuda::LaunchWayIn(exec, fused, chunks_at, plan));
         Must(gdn::cuda::LaunchWalk(exec, device, fused, chunks_at, plan));
       }
-    });
+    };
+    std::printf("%2lld:%-4lld %3lldx%-5lld", static_cast<long long>(key_heads),
+                static_cast<long long>(value_heads), static_cast<long long>(c.sequences),
+                static_cast<long long>(c.length));
     // The fused op's parts, on the chunks that it has just left.
-    const double in_ms = Time(launches, [&](int i) {
+    const auto run_in = [&](int i) {
       l.x = x.get() + i % layers * tokens * line;
       Must(gdn::cuda::LaunchWayIn(exec, fused, chunks_at, {0}));
-    });
-    const double walk_ms = Time(launches, [&](int i) {
+    };
+    const auto run_walk = [&](int i) {
       const int64_t layer = i % layers;
       l.x = x.get() + layer * tokens * line;
       l.y = y.get() + layer * tokens * values;
       l.state = state.get() + layer * state_size;
       Must(gdn::cuda::LaunchWalk(exec, device, fused, chunks_at, {0}));
-    });
+    };
+    if (options_.host) {
+      const HostTime call = TimeHost(run_fused);
+      const HostTime in = TimeHost(run_in);
+      const HostTime walk = TimeHost(run_walk);
+      const HostTime empty = TimeHost([&](int) { Empty<<<1, 32, 0, stream_>>>(); });
+      std::printf(" | %8.2f %8.2f %8.2f | %8.2f %8.2f | %8.2f\n", call.median, call.mean, call.p99,
+                  in.median, walk.median, empty.median);
+      std::fflush(stdout);
+      return;
+    }
+    const double fused_ms = Time(launches, run_fused);
+    const double in_ms = Time(launches, run_in);
+    const double walk_ms = Time(launches, run_walk);
     const double chunks = static_cast<double>(c.sequences * ((c.length + kChunk - 1) / kChunk));
-    const double rate = chunks * static_cast<double>(value_heads) * kFlopsPerChunk / walk_ms * 1e-9;
-    std::printf(
-        "%2lld:%-4lld %3lldx%-5lld | %8.4f %8.4f %8.4f %8.4f %8.4f %8.4f | %8.4f | %8.4f %8.4f "
-        "| %8.4f %7.1f %6.1f\n",
-        static_cast<long long>(key_heads), static_cast<long long>(value_heads),
-        static_cast<long long>(c.sequences), static_cast<long long>(c.length), conv_ms, gates_ms,
-        whole_ms, halves_ms, rule_ms, norm_ms, layer_ms, in_ms, walk_ms, fused_ms, rate,
-        100.0 * rate / peak_);
+    const double walk_flops = chunks * static_cast<double>(value_heads) * kWalkFlops;
+    const double flops = walk_flops + chunks * (static_cast<double>(key_heads) * kGramFlops +
+                                                static_cast<double>(value_heads) * kInverseFlops);
+    const double walk_rate = walk_flops / walk_ms * 1e-9;
+    const double rate = flops / fused_ms * 1e-9;
+    std::printf(" |");
+    if (!options_.fused_only) {
+      std::printf(" %8.4f %8.4f %8.4f %8.4f %8.4f %8.4f | %8.4f |", conv_ms, gates_ms, whole_ms,
+                  halves_ms, rule_ms, norm_ms, layer_ms);
+    }
+    std::printf(" %8.4f %8.4f %7.1f %6.1f | %8.4f %7.1f %6.1f\n", in_ms, walk_ms, walk_rate,
+                100.0 * walk_rate / peak_, fused_ms, rate, 100.0 * rate / peak_);
     std::fflush(stdout);
   }
 
@@ -313,6 +381,7 @@ Options Parse(int argc, char** argv) {
        {"--heads", [&](const std::string& value) { options.heads = Pairs(value, ':'); }},
        {"--replays", [&](const std::string& value) { options.replays = std::stoi(value); }},
        {"--streams", [&](const std::string& value) { options.streams = std::stoi(value); }},
+       {"--host", [&](const std::string&) { options.host = true; }},
        {"--fused-only", [&](const std::string&) { options.fused_only = true; }}});
   return options;
 }

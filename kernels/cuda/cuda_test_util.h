@@ -108,6 +108,14 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+inline std::vector<cudaGraphNode_t> NodesOf(cudaGraph_t graph) {
+  size_t count = 0;
+  Must(cudaGraphGetNodes(graph, nullptr, &count));
+  std::vector<cudaGraphNode_t> nodes(count);
+  Must(cudaGraphGetNodes(graph, nodes.data(), &count));
+  return nodes;
+}
+
 // What `enqueue` puts on a stream, to be launched there again and again.
 class CapturedGraph {
  public:
@@ -125,20 +133,13 @@ class CapturedGraph {
     cudaGraphDestroy(graph_);
   }
   void Launch() const { Must(cudaGraphLaunch(executable_, stream_.get())); }
+  std::vector<cudaGraphNode_t> Nodes() const { return NodesOf(graph_); }
 
  private:
   const Stream& stream_;
   cudaGraph_t graph_ = nullptr;
   cudaGraphExec_t executable_ = nullptr;
 };
-
-inline std::vector<cudaGraphNode_t> NodesOf(cudaGraph_t graph) {
-  size_t count = 0;
-  Must(cudaGraphGetNodes(graph, nullptr, &count));
-  std::vector<cudaGraphNode_t> nodes(count);
-  Must(cudaGraphGetNodes(graph, nodes.data(), &count));
-  return nodes;
-}
 
 // A FusedCall on the device.
 struct DeviceCall {

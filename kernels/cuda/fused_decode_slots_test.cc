@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "gdn/kernels/fused_decode.h"
@@ -175,6 +176,42 @@ TEST_F(FusedDecodeSlots, GraphReplaysFollowTheIndices) {
       FusedCall replayed = before;
       device.Download(replayed);
       ExpectSameBits(replayed, CudaResult(before));
+    }
+  }
+}
+
+// One launch does everything, whatever its shape. Captured, not run: the buffers are one row's.
+TEST_F(FusedDecodeSlots, AStepIsOneKernel) {
+  for (int64_t value_dim : {128, 100}) {
+    for (gdn_dtype state_dtype : {GDN_F32, GDN_BF16}) {
+      for (int64_t tokens : {1, 4}) {
+        FusedShape s;
+        s.rows = 1;
+        s.tokens = tokens;
+        s.value_dim = value_dim;
+        s.state_dtype = state_dtype;
+        FusedCall host(s);
+        DeviceCall device(host);
+        const Stream stream;
+        const gdn_exec exec = stream.Exec();
+        for (int64_t rows : {1, 8, 64, 512, 70000}) {
+          for (int32_t early_start : {0, 1}) {
+            SCOPED_TRACE("V " + std::to_string(value_dim) + ", state " +
+                         std::to_string(state_dtype) + ", tokens " + std::to_string(tokens) +
+                         ", rows " + std::to_string(rows));
+            device.args.rows = rows;
+            device.args.early_start = early_start;
+            const CapturedGraph graph(stream, [&] {
+              ASSERT_EQ(gdn_fused_decode(&exec, &device.args), GDN_OK) << gdn_last_error();
+            });
+            const std::vector<cudaGraphNode_t> nodes = graph.Nodes();
+            ASSERT_EQ(nodes.size(), 1u);
+            cudaGraphNodeType type;
+            Must(cudaGraphNodeGetType(nodes[0], &type));
+            EXPECT_EQ(type, cudaGraphNodeTypeKernel);
+          }
+        }
+      }
     }
   }
 }

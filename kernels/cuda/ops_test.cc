@@ -4,13 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "gdn/kernels/causal_conv.h"
-#include "gdn/kernels/delta_rule.h"
-#include "gdn/kernels/gated_rms_norm.h"
-#include "gdn/kernels/gates.h"
 #include "gdn/kernels/l2_norm.h"
 #include "gdn/kernels/rms_norm.h"
-#include "kernels/cuda/cuda_test_util.h"
+#include "kernels/cuda/ops_test_util.h"
 
 namespace gdn::kernels {
 namespace {
@@ -31,115 +27,73 @@ double Difference(const Tensor& got, const Tensor& expected) {
   return error.value();
 }
 
+// Of lines of `line` elements and `pad` between them, which nobody writes.
+double LineDifference(const Tensor& got, const Tensor& expected, int64_t line, int64_t pad) {
+  RelativeL2 error;
+  for (int64_t i = 0; i < got.size(); ++i) {
+    if (i % (line + pad) < line) {
+      error.Add(got.Get(i), expected.Get(i));
+    } else {
+      EXPECT_TRUE(std::isnan(got.Get(i))) << i;
+    }
+  }
+  return error.value();
+}
+
 Tensor Downloaded(const DeviceBuffer& buffer, gdn_dtype dtype) {
   Tensor tensor(dtype, static_cast<int64_t>(buffer.bytes()) / SizeOf(dtype));
   buffer.Download(tensor.data());
   return tensor;
 }
 
-// The convolution of a call's q|k|v columns, then gates and rule on its output: a decode step up to
-// the norm. `host` holds the inputs, and in the end the states; `exec` says where it runs.
-struct Step {
-  Step(const FusedShape& s, gdn_dtype o_dtype)
-      : qkv(s.dtype, s.rows * s.channels()),
-        g(GDN_F32, s.rows * s.value_heads()),
-        beta(GDN_F32, s.rows * s.value_heads()),
-        o(o_dtype, s.rows * s.values()) {}
-  Tensor qkv, g, beta, o;
-};
-
-gdn_causal_conv_args ConvArgs(const gdn_fused_decode_args& a, int64_t channels, void* y) {
-  gdn_causal_conv_args conv{};
-  conv.sequences = a.rows;
-  conv.channels = channels;
-  conv.width = static_cast<int32_t>(a.conv_width);
-  conv.silu = 1;
-  conv.x = a.x;
-  conv.x_dtype = conv.y_dtype = a.dtype;
-  conv.x_token_stride = a.x_token_stride;
-  conv.weight = a.conv_weight;
-  conv.y = y;
-  conv.y_token_stride = channels;
-  conv.state = a.conv_state;
-  conv.state_slot_stride = a.conv_slot_stride;
-  conv.read_index = a.read_index;
-  conv.write_index = a.write_index;
-  conv.fresh = a.fresh;
-  return conv;
-}
-
-gdn_gates_args GatesArgs(const gdn_fused_decode_args& a, float* g, float* beta) {
-  gdn_gates_args gates{};
-  gates.tokens = a.rows;
-  gates.value_heads = a.value_heads;
-  gates.a = static_cast<const char*>(a.x) + a.a_offset * SizeOf(a.dtype);
-  gates.b = static_cast<const char*>(a.x) + a.b_offset * SizeOf(a.dtype);
-  gates.dtype = a.dtype;
-  gates.a_token_stride = gates.b_token_stride = a.x_token_stride;
-  gates.a_log = a.a_log;
-  gates.dt_bias = a.dt_bias;
-  gates.beta_scale = a.beta_scale;
-  gates.g = g;
-  gates.beta = beta;
-  return gates;
-}
-
-gdn_delta_rule_args RuleArgs(const gdn_fused_decode_args& a, int64_t channels, const void* qkv,
-                             const float* g, const float* beta, void* o, gdn_dtype o_dtype) {
-  gdn_delta_rule_args rule{};
-  rule.sequences = a.rows;
-  rule.key_heads = a.key_heads;
-  rule.value_heads = a.value_heads;
-  rule.key_dim = a.key_dim;
-  rule.value_dim = a.value_dim;
-  rule.q = qkv;
-  rule.k = static_cast<const char*>(qkv) + a.k_offset * SizeOf(a.dtype);
-  rule.v = static_cast<const char*>(qkv) + a.v_offset * SizeOf(a.dtype);
-  rule.qkv_dtype = a.dtype;
-  rule.q_token_stride = rule.k_token_stride = rule.v_token_stride = channels;
-  rule.g = g;
-  rule.beta = beta;
-  rule.scale = a.scale;
-  rule.use_qk_l2norm = a.use_qk_l2norm;
-  rule.state = a.state;
-  rule.state_dtype = a.state_dtype;
-  rule.state_slot_stride = a.state_slot_stride;
-  rule.read_index = a.read_index;
-  rule.write_index = a.write_index;
-  rule.fresh = a.fresh;
-  rule.o = o;
-  rule.o_dtype = o_dtype;
-  rule.o_token_stride = a.value_heads * a.value_dim;
-  return rule;
-}
-
-gdn_gated_rms_norm_args NormArgs(const gdn_fused_decode_args& a, const void* o, gdn_dtype o_dtype) {
-  gdn_gated_rms_norm_args norm{};
-  norm.tokens = a.rows;
-  norm.heads = a.value_heads;
-  norm.dim = a.value_dim;
-  norm.x = o;
-  norm.x_dtype = o_dtype;
-  norm.x_token_stride = a.value_heads * a.value_dim;
-  norm.x_head_stride = a.value_dim;
-  norm.gate = static_cast<const char*>(a.x) + a.z_offset * SizeOf(a.dtype);
-  norm.gate_dtype = a.dtype;
-  norm.gate_token_stride = a.x_token_stride;
-  norm.gate_head_stride = a.value_dim;
-  norm.weight = a.norm_weight;
-  norm.zero_centered = a.zero_centered;
-  norm.activation = a.activation;
-  norm.round_before_gate = a.round_before_gate;
-  norm.eps = a.eps;
-  norm.y = a.y;
-  norm.y_dtype = a.dtype;
-  norm.y_token_stride = a.y_token_stride;
-  norm.y_head_stride = a.value_dim;
-  return norm;
-}
-
 // Each op of the chain on the GPU; REF gets the very inputs that the GPU op got, so nothing but the
-// op's own arithmetic differs. Then the fused step against the chain.
+// op's own arithmetic differs. `pad` elements are between the lines of what is handed on. The call
+// after the GPU's, and after REF's.
+void ExpectEachOpLikeRef(const FusedCall& before, int64_t pad, FusedCall* chain, FusedCall* ref) {
+  const FusedShape& s = before.shape;
+  const bool f32 = s.dtype == GDN_F32;
+  *chain = *ref = before;
+  const gdn_fused_decode_args r = ref->Args();
+  const DeviceCall device(*chain);
+  const gdn_fused_decode_args& a = device.args;
+  const Stream stream;
+  const gdn_exec exec = stream.Exec();
+  HostBetween host(s, pad);
+  const DeviceBetween between(host);
+  HostBetween got = host;
+  EnqueueOps(exec, a, between.get());
+  stream.Synchronize();
+  between.Download(got);
+  device.Download(*chain);
+
+  const gdn_causal_conv_args conv = ConvArgs(r, host.get());
+  ASSERT_EQ(gdn_causal_conv(&kRefExec, &conv), GDN_OK);
+  EXPECT_LE(LineDifference(got.qkv, host.qkv, s.channels(), pad), f32 ? 2e-6 : 3e-4);
+  const gdn_gates_args gates = GatesArgs(r, host.get());
+  ASSERT_EQ(gdn_gates(&kRefExec, &gates), GDN_OK);
+  EXPECT_LE(Difference(got.g, host.g), 1e-6);
+  EXPECT_LE(Difference(got.beta, host.beta), 1e-6);
+  StepBetween given = got.get();
+  given.o = host.o.data();
+  const gdn_delta_rule_args rule = RuleArgs(r, given);
+  ASSERT_EQ(gdn_delta_rule_step(&kRefExec, &rule), GDN_OK);
+  EXPECT_LE(LineDifference(got.o, host.o, s.values(), pad), f32 ? 1e-5 : 1e-3);
+  const gdn_gated_rms_norm_args norm = NormArgs(r, got.get());
+  ASSERT_EQ(gdn_gated_rms_norm(&kRefExec, &norm), GDN_OK);
+  const FusedErrors errors = Compare(before, *chain, *ref);
+  EXPECT_LE(errors.y, f32 ? 1e-5 : 1e-3);
+  EXPECT_LE(errors.state, s.state_dtype == GDN_F32 ? 1e-5 : 1e-3);
+  EXPECT_EQ(errors.gaps_touched + errors.slots_touched + errors.conv_differs + errors.pads_touched,
+            0);
+}
+
+void ExpectEachOpLikeRef(const FusedCall& before, int64_t pad = 0) {
+  FusedCall chain = before;
+  FusedCall ref = before;
+  ExpectEachOpLikeRef(before, pad, &chain, &ref);
+}
+
+// And the fused step against the chain.
 TEST_F(OpsCuda, EachOpOfTheStepMatchesRefAndTheFusedStepTheChain) {
   struct Dims {
     int64_t key_dim, value_dim, ratio;
@@ -163,57 +117,7 @@ TEST_F(OpsCuda, EachOpOfTheStepMatchesRefAndTheFusedStepTheChain) {
         const FusedCall before(s);
         FusedCall chain = before;
         FusedCall ref = before;
-        const gdn_fused_decode_args r = ref.Args();
-        const DeviceCall device(chain);
-        const gdn_fused_decode_args& a = device.args;
-        const Stream stream;
-        const gdn_exec exec = stream.Exec();
-
-        Step host(s, dtype);
-        const DeviceBuffer qkv(host.qkv);
-        const gdn_causal_conv_args conv = ConvArgs(a, s.channels(), qkv.get());
-        ASSERT_EQ(gdn_causal_conv(&exec, &conv), GDN_OK) << gdn_last_error();
-        const gdn_causal_conv_args ref_conv = ConvArgs(r, s.channels(), host.qkv.data());
-        ASSERT_EQ(gdn_causal_conv(&kRefExec, &ref_conv), GDN_OK);
-        stream.Synchronize();
-        const Tensor qkv_got = Downloaded(qkv, dtype);
-        EXPECT_LE(Difference(qkv_got, host.qkv), dtype == GDN_F32 ? 2e-6 : 3e-4);
-
-        const DeviceBuffer g(host.g);
-        const DeviceBuffer beta(host.beta);
-        const gdn_gates_args gates = GatesArgs(a, g.get<float>(), beta.get<float>());
-        ASSERT_EQ(gdn_gates(&exec, &gates), GDN_OK) << gdn_last_error();
-        const gdn_gates_args ref_gates =
-            GatesArgs(r, static_cast<float*>(host.g.data()), static_cast<float*>(host.beta.data()));
-        ASSERT_EQ(gdn_gates(&kRefExec, &ref_gates), GDN_OK);
-        stream.Synchronize();
-        const Tensor g_got = Downloaded(g, GDN_F32);
-        const Tensor beta_got = Downloaded(beta, GDN_F32);
-        EXPECT_LE(Difference(g_got, host.g), 1e-6);
-        EXPECT_LE(Difference(beta_got, host.beta), 1e-6);
-
-        const DeviceBuffer o(host.o);
-        const gdn_delta_rule_args rule =
-            RuleArgs(a, s.channels(), qkv.get(), g.get<float>(), beta.get<float>(), o.get(), dtype);
-        ASSERT_EQ(gdn_delta_rule_step(&exec, &rule), GDN_OK) << gdn_last_error();
-        const gdn_delta_rule_args ref_rule =
-            RuleArgs(r, s.channels(), qkv_got.data(), static_cast<const float*>(g_got.data()),
-                     static_cast<const float*>(beta_got.data()), host.o.data(), dtype);
-        ASSERT_EQ(gdn_delta_rule_step(&kRefExec, &ref_rule), GDN_OK);
-        stream.Synchronize();
-        const Tensor o_got = Downloaded(o, dtype);
-        EXPECT_LE(Difference(o_got, host.o), dtype == GDN_F32 ? 1e-5 : 1e-3);
-
-        const gdn_gated_rms_norm_args norm = NormArgs(a, o.get(), dtype);
-        ASSERT_EQ(gdn_gated_rms_norm(&exec, &norm), GDN_OK) << gdn_last_error();
-        const gdn_gated_rms_norm_args ref_norm = NormArgs(r, o_got.data(), dtype);
-        ASSERT_EQ(gdn_gated_rms_norm(&kRefExec, &ref_norm), GDN_OK);
-        stream.Synchronize();
-        device.Download(chain);
-        const FusedErrors errors = Compare(before, chain, ref);
-        EXPECT_LE(errors.y, dtype == GDN_F32 ? 1e-5 : 1e-3);
-        EXPECT_LE(errors.state, state_dtype == GDN_F32 ? 1e-5 : 1e-3);
-        EXPECT_EQ(errors.slots_touched + errors.conv_differs + errors.pads_touched, 0);
+        ExpectEachOpLikeRef(before, 0, &chain, &ref);
 
         // The same rounded inputs all along: both run the same convolution.
         const FusedErrors fused = Compare(before, CudaResult(before), chain);
@@ -226,6 +130,61 @@ TEST_F(OpsCuda, EachOpOfTheStepMatchesRefAndTheFusedStepTheChain) {
       }
     }
   }
+}
+
+// Every buffer's lines and slots 1 to 8 elements apart.
+TEST_F(OpsCuda, EachOpAtOddStrides) {
+  for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
+    for (int64_t pad = 1; pad <= 8; ++pad) {
+      SCOPED_TRACE("dtype " + std::to_string(dtype) + ", pad " + std::to_string(pad));
+      FusedShape s;
+      s.rows = 7;
+      s.dtype = dtype;
+      s.round_o = s.round_before_gate = 1;
+      s.x_pad = s.y_pad = s.state_pad = s.conv_pad = pad;
+      ExpectEachOpLikeRef(FusedCall(s), pad);
+    }
+  }
+}
+
+// Queries, keys and both of zeros, up to the carried inputs of the convolution.
+TEST_F(OpsCuda, EachOpOfZeroQueriesAndKeys) {
+  for (int zeroed = 1; zeroed < 4; ++zeroed) {
+    SCOPED_TRACE(zeroed);
+    FusedShape s;
+    s.rows = 7;
+    s.round_o = s.round_before_gate = 1;
+    FusedCall before(s);
+    const gdn_fused_decode_args a = before.Args();
+    const int64_t begin = zeroed & 1 ? a.q_offset : a.k_offset;
+    const int64_t end = zeroed & 2 ? a.v_offset : a.k_offset;
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t row = 0; row < s.rows; ++row) {
+        before.x.Set(row * s.x_stride() + i, 0.0f);
+        if (before.Padding(row)) continue;
+        for (int64_t j = 0; j < s.conv_width - 1; ++j) {
+          before.conv_state.Set(before.read[row] * s.conv_stride() + j * s.channels() + i, 0.0f);
+        }
+      }
+    }
+    ExpectEachOpLikeRef(before);
+  }
+}
+
+// g = -1000, whose exponential is 0, for every other head.
+TEST_F(OpsCuda, EachOpWithoutMemory) {
+  FusedShape s;
+  s.rows = 7;
+  s.round_o = s.round_before_gate = 1;
+  FusedCall before(s);
+  for (int64_t h = 0; h < s.value_heads(); h += 2) {
+    before.a_log[h] = std::log(50.0f);
+    before.dt_bias[h] = 0.0f;
+    for (int64_t row = 0; row < s.rows; ++row) {
+      before.x.Set(row * s.x_stride() + before.Args().a_offset + h, 20.0f);
+    }
+  }
+  ExpectEachOpLikeRef(before);
 }
 
 // Packed sequences of all lengths, with checks at their boundaries, equal REF.
@@ -250,18 +209,19 @@ TEST_F(OpsCuda, PackedConvolutionAndPrefillMatchRef) {
     Tensor y(dtype, tokens * s.channels());
     const DeviceBuffer x_device(x);
     const DeviceBuffer y_device(y);
-    gdn_causal_conv_args conv = ConvArgs(device.args, s.channels(), y_device.get());
+    gdn_causal_conv_args conv =
+        ConvArgs(device.args, {y_device.get(), nullptr, nullptr, nullptr, 0});
     conv.cu_seqlens = cu.get<int32_t>();
     conv.x = x_device.get();
     conv.x_token_stride = s.channels();
     ASSERT_EQ(gdn_causal_conv(&exec, &conv), GDN_OK) << gdn_last_error();
-    gdn_causal_conv_args ref_conv = ConvArgs(ref.Args(), s.channels(), y.data());
+    gdn_causal_conv_args ref_conv = ConvArgs(ref.Args(), {y.data(), nullptr, nullptr, nullptr, 0});
     ref_conv.cu_seqlens = cu_seqlens.data();
     ref_conv.x = x.data();
     ref_conv.x_token_stride = s.channels();
     ASSERT_EQ(gdn_causal_conv(&kRefExec, &ref_conv), GDN_OK) << gdn_last_error();
     stream.Synchronize();
-    const Tensor y_got = Downloaded(y_device, dtype);
+    Tensor y_got = Downloaded(y_device, dtype);
     EXPECT_LE(Difference(y_got, y), dtype == GDN_F32 ? 2e-6 : 3e-4);
 
     Tensor g(GDN_F32, tokens * s.value_heads());
@@ -275,14 +235,13 @@ TEST_F(OpsCuda, PackedConvolutionAndPrefillMatchRef) {
     const DeviceBuffer g_device(g);
     const DeviceBuffer beta_device(beta);
     const DeviceBuffer o_device(o);
-    gdn_delta_rule_args rule =
-        RuleArgs(device.args, s.channels(), y_device.get(), g_device.get<float>(),
-                 beta_device.get<float>(), o_device.get(), dtype);
+    gdn_delta_rule_args rule = RuleArgs(device.args, {y_device.get(), g_device.get<float>(),
+                                                      beta_device.get<float>(), o_device.get(), 0});
     rule.cu_seqlens = cu.get<int32_t>();
     ASSERT_EQ(gdn_delta_rule_prefill(&exec, &rule), GDN_OK) << gdn_last_error();
     gdn_delta_rule_args ref_rule =
-        RuleArgs(ref.Args(), s.channels(), y_got.data(), static_cast<const float*>(g.data()),
-                 static_cast<const float*>(beta.data()), o.data(), dtype);
+        RuleArgs(ref.Args(), {y_got.data(), static_cast<float*>(g.data()),
+                              static_cast<float*>(beta.data()), o.data(), 0});
     ref_rule.cu_seqlens = cu_seqlens.data();
     ASSERT_EQ(gdn_delta_rule_prefill(&kRefExec, &ref_rule), GDN_OK) << gdn_last_error();
     stream.Synchronize();

@@ -54,22 +54,25 @@ def eventually(predicate, what, deadline_s=PATIENCE_S):
 
 
 class Server:
-    """A gdn_server process on free ports of the loopback interface."""
+    """A gdn_server process on free ports of the loopback interface. On the CPU, unless
+    GDN_E2E_DEVICE or a flag says otherwise."""
 
     def __init__(self, *flags, model=MODEL, metrics=False, max_files=None,
-                 listen="127.0.0.1:0"):
+                 listen="127.0.0.1:0", hide_gpus=False):
         self._folder = tempfile.TemporaryDirectory()
         self.log_path = os.path.join(self._folder.name, "log")
         port_file = os.path.join(self._folder.name, "port")
         if DEVICE:  # The products are bfloat16 there.
             flags = [flag for flag in flags if not flag.startswith("--precision")]
-            flags.append(f"--device={DEVICE}")
+        if not any(flag.startswith("--device=") for flag in flags):
+            flags = [*flags, f"--device={DEVICE or 'cpu'}"]
         command = [os.environ["GDN_SERVER"], "--model", model, "--listen", listen,
                    "--port-file", port_file, "--metrics-listen",
                    "127.0.0.1:0" if metrics else "off", *flags]
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, **({"CUDA_VISIBLE_DEVICES": "-1"} if hide_gpus else {})},
                 preexec_fn=max_files and (lambda: resource.setrlimit(
                     resource.RLIMIT_NOFILE, (max_files, max_files))))
         try:

@@ -42,8 +42,19 @@ class StartTest(TestCase):
                             ("--drain-timeout-s", "-1")):
             self.assert_refuses(self.with_model(f"{flag}={value}"), flag)
 
-    def test_cuda_without_a_gpu_says_so(self):
-        self.assert_refuses(self.with_model("--device=cuda"), "CUDA", "--device=cpu")
+    def test_cuda_without_a_gpu_says_so_in_one_line(self):
+        code, text = self.run_server(*self.with_model("--device=cuda"))
+        self.assertEqual(code, 1, text)
+        refusals = [line for line in text.splitlines() if "configuration:" not in line]
+        self.assertEqual(len(refusals), 1, text)
+        self.assertRegex(refusals[0],
+                         r"cannot start: --device=cuda: .*CUDA.*; use --device=cpu or --device=auto$")
+
+    def test_auto_without_a_gpu_runs_on_the_cpu_and_says_so(self):
+        server = Server("--device=auto", hide_gpus=True)
+        self.addCleanup(server.stop)
+        self.assertEqual(len(server.client.generate_tokens(PROMPT, max_new_tokens=5)), 5)
+        self.assertRegex(server.log(), r"--device=auto: running on the CPU: \S.*CUDA")
 
     def test_conflicting_flags_are_both_named(self):
         self.assert_refuses(self.with_model("--prefill-token-budget=64",

@@ -8,8 +8,11 @@
 #include <functional>
 #include <limits>
 #include <set>
+#include <string>
+#include <utility>
 
 #include "gdn/kernels/sampling.h"
+#include "server/pipeline/cuda/device_state_pool.h"
 #include "tests/golden/cuda_testing.h"
 
 namespace gdn::golden {
@@ -457,27 +460,65 @@ TEST_F(CudaPipelineTest, ErrorsLeaveThePipelineUsable) {
   EXPECT_GE(outputs[0].token.id, 0);
 }
 
+// What is left beside weights and buffers, less a reserve, and refused with that number.
 TEST_F(CudaPipelineTest, APoolThatCannotFitIsRefusedWithTheArithmetic) {
   model::LoadOptions load;
   load.path = SourcePath(kDemo);
+  const auto before = pipeline::UseDevice(0);
+  ASSERT_TRUE(before.ok()) << before.status();
   const auto created =
       pipeline::CreateCudaPipeline(*model::LoadModel(load), {.num_slots = 100'000'000});
   ASSERT_EQ(created.status().code(), absl::StatusCode::kResourceExhausted);
+  const std::string message(created.status().message());
   for (const char* part : {"100000000 slots", "bytes a slot", "--max-sessions"}) {
-    EXPECT_NE(std::string(created.status().message()).find(part), std::string::npos)
-        << created.status();
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  }
+  const size_t but = message.find("but ");
+  ASSERT_NE(but, std::string::npos) << message;
+  const int64_t budget = std::stoll(message.substr(but + 4));
+  EXPECT_LE(budget, before->free_bytes - (int64_t{512} << 20));
+  EXPECT_GE(budget, before->free_bytes - (int64_t{4} << 30));  // A small model's.
+}
+
+TEST_F(CudaPipelineTest, APoolHasAsManySlotsAsItsBudgetHolds) {
+  const model::GdnDims dims = {
+      .key_heads = 1, .value_heads = 2, .key_dim = 64, .value_dim = 64, .conv_width = 4};
+  constexpr int64_t kLayers = 3;
+  constexpr int64_t kMost = pipeline::DeviceStatePool::kMaxAutoSlots;
+  for (const gdn_dtype type : {GDN_F32, GDN_BF16}) {
+    const int64_t bytes = kLayers * (2 * 64 * 64 * (type == GDN_F32 ? 4 : 2) + 3 * 256 * 2);
+    for (const auto& [budget, slots] : {std::pair{2 * bytes, int64_t{2}},
+                                        {10 * bytes, 10},
+                                        {11 * bytes - 1, 10},
+                                        {(kMost - 1) * bytes, kMost - 1},
+                                        {(kMost + 1) * bytes, kMost}}) {
+      pipeline::DeviceStatePool pool;
+      const absl::Status status = pool.Create(dims, kLayers, 0, type, budget);
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_EQ(pool.num_slots(), slots) << budget;
+      EXPECT_EQ(pool.bytes_per_slot(), bytes);
+    }
+    for (const auto& [budget, slots] :
+         {std::pair{2 * bytes - 1, int64_t{0}}, {11 * bytes - 1, 11}}) {
+      pipeline::DeviceStatePool pool;
+      EXPECT_EQ(pool.Create(dims, kLayers, slots, type, budget).code(),
+                absl::StatusCode::kResourceExhausted);
+    }
   }
 }
 
+// All that a small model may have: every device has room for them.
 TEST_F(CudaPipelineTest, ThePoolIsSizedFromFreeMemory) {
   pipeline::CudaReport report;
   model::LoadOptions load;
   load.path = SourcePath(kDemo);
   const auto created = pipeline::CreateCudaPipeline(*model::LoadModel(load), {}, &report);
   ASSERT_TRUE(created.ok()) << created.status();
-  EXPECT_GE((*created)->info().num_slots, 2);
-  EXPECT_EQ(report.state_bytes,
-            (*created)->info().num_slots * (*created)->info().state_bytes_per_slot);
+  const int64_t bytes = (*created)->info().state_bytes_per_slot;
+  const int64_t fitting = (report.free_bytes + report.state_bytes) / bytes;  // The reserve too.
+  ASSERT_GT(fitting, pipeline::DeviceStatePool::kMaxAutoSlots);
+  EXPECT_EQ((*created)->info().num_slots, pipeline::DeviceStatePool::kMaxAutoSlots);
+  EXPECT_EQ(report.state_bytes, (*created)->info().num_slots * bytes);
   EXPECT_GT(report.num_graphs, 5);
   EXPECT_GT(report.upload_bytes_per_second, 0);
 }
