@@ -64,16 +64,25 @@ double Loss(const RuleProblem& p) {
   return loss;
 }
 
+// Of every back end; `bound` is REF's, the others round in FP32 in every operation.
 void ExpectFiniteDifferences(RuleProblem p, double step = 1e-5, double bound = 3e-7) {
-  const RuleGradients got = p.Backward();
   auto loss = [&] { return Loss(p); };
-  ExpectGradient("d_q", got.q, FiniteDifferences(p.q, loss, step), bound);
-  ExpectGradient("d_k", got.k, FiniteDifferences(p.k, loss, step), bound);
-  ExpectGradient("d_v", got.v, FiniteDifferences(p.v, loss, step), bound);
-  ExpectGradient("d_g", got.g, FiniteDifferences(p.g, loss, step), bound);
-  ExpectGradient("d_beta", got.beta, FiniteDifferences(p.beta, loss, step), bound);
-  if (!p.shape.states) return;
-  ExpectGradient("d_state", got.state, FiniteDifferences(p.state, loss, step), bound);
+  const Doubles d_q = FiniteDifferences(p.q, loss, step), d_k = FiniteDifferences(p.k, loss, step);
+  const Doubles d_v = FiniteDifferences(p.v, loss, step), d_g = FiniteDifferences(p.g, loss, step);
+  const Doubles d_beta = FiniteDifferences(p.beta, loss, step);
+  Doubles d_state;
+  if (p.shape.states) d_state = FiniteDifferences(p.state, loss, step);
+  for (const Backend& backend : PlacesAndRef()) {
+    SCOPED_TRACE(backend.name);
+    const double limit = backend.backend == GDN_BACKEND_REF ? bound : bound + 2e-6;
+    const RuleGradients got = p.Backward(backend);
+    ExpectGradient("d_q", got.q, d_q, limit);
+    ExpectGradient("d_k", got.k, d_k, limit);
+    ExpectGradient("d_v", got.v, d_v, limit);
+    ExpectGradient("d_g", got.g, d_g, limit);
+    ExpectGradient("d_beta", got.beta, d_beta, limit);
+    if (p.shape.states) ExpectGradient("d_state", got.state, d_state, limit);
+  }
 }
 
 TEST(DeltaRuleBackward, FiniteDifferencesOfEveryGradient) {
@@ -125,9 +134,7 @@ TEST(DeltaRuleBackward, X4ZeroRowsAndExtremeGatesStayFinite) {
   std::fill(p.k.begin(), p.k.begin() + p.keys(), 0.0);
   p.g[p.heads()] = -1000.0;
   p.g[p.heads() + 1] = -1e30;
-  std::vector<Backend> backends = PlacesUnderTest();
-  backends.push_back(kRef);
-  for (const Backend& backend : backends) {
+  for (const Backend& backend : PlacesAndRef()) {
     const RuleGradients got = p.Backward(backend);
     for (const Floats* values : {&got.q, &got.k, &got.v, &got.g, &got.beta, &got.state}) {
       for (float value : *values) ASSERT_TRUE(std::isfinite(value)) << backend.name;
@@ -296,9 +303,7 @@ void ExpectKernelRouteEqualsCallerRoute(const Backend& backend, const RuleShape&
 
 // A18: kernel-normalised is caller-normalised, bit for bit, when both round in the same place.
 TEST(DeltaRuleForward, A18KernelRouteEqualsCallerRoute) {
-  std::vector<Backend> backends = PlacesUnderTest();
-  backends.push_back(kRef);
-  for (const Backend& backend : backends) {
+  for (const Backend& backend : PlacesAndRef()) {
     for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
       for (int64_t key_dim : {16, 64, 128}) {
         RuleShape shape;

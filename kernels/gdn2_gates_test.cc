@@ -129,12 +129,6 @@ struct Problem {
 const int kUnknownDecay = 2;
 const std::vector<gdn2_decay> kDecays = {GDN2_DECAY_SOFTPLUS, GDN2_DECAY_BOUNDED};
 
-std::vector<Backend> AllBackends() {
-  std::vector<Backend> all = PlacesUnderTest();
-  all.push_back(kRef);
-  return all;
-}
-
 TEST(Gdn2Gates, EveryValueInEveryType) {
   for (gdn2_decay decay : kDecays) {
     for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
@@ -146,7 +140,7 @@ TEST(Gdn2Gates, EveryValueInEveryType) {
         erase.push_back(p.Erase(i));
       }
       for (int64_t i = 0; i < p.tokens * p.width; ++i) write.push_back(p.Write(i));
-      for (const Backend& backend : AllBackends()) {
+      for (const Backend& backend : PlacesAndRef()) {
         const Gates got = p.Forward(backend, dtype);
         EXPECT_LE(Error(got.g, ToFloats(g)), 1e-6);
         EXPECT_LE(Error(got.erase, ToFloats(erase)), RoundingBound(dtype));
@@ -175,7 +169,7 @@ TEST(Gdn2Gates, FiniteDifferencesOfEveryGradient) {
       const Doubles f = FiniteDifferences(p.f, loss), b = FiniteDifferences(p.b, loss);
       const Doubles w = FiniteDifferences(p.w, loss), a_log = FiniteDifferences(p.a_log, loss);
       const Doubles dt_bias = FiniteDifferences(p.dt_bias, loss);
-      for (const Backend& backend : AllBackends()) {
+      for (const Backend& backend : PlacesAndRef()) {
         const double bound = backend.backend == GDN_BACKEND_REF ? 2e-7 : 1e-6;
         const Gradients got = p.Backward(backend);
         ExpectGradient("d_f", got.f, f, bound);
@@ -192,7 +186,7 @@ TEST(Gdn2Gates, FiniteDifferencesOfEveryGradient) {
 TEST(Gdn2Gates, G6BoundedDecayWithoutParameters) {
   Problem p(GDN2_DECAY_BOUNDED, 105);
   p.with_a_log = p.with_dt_bias = false;
-  for (const Backend& backend : AllBackends()) {
+  for (const Backend& backend : PlacesAndRef()) {
     const Gates gates = p.Forward(backend);
     for (int64_t i = 0; i < p.tokens * p.keys(); ++i) {
       EXPECT_NEAR(gates.g[i], -5.0 / (1.0 + std::exp(-p.f[i])), 1e-6);
@@ -209,7 +203,7 @@ TEST(Gdn2Gates, T19SlopeAboveTheThresholdIsExactlyOne) {
   for (double& value : p.f) value = 30.0;
   for (double& value : p.dt_bias) value = 0.0;
   for (double& value : p.a_log) value = 0.0;
-  for (const Backend& backend : AllBackends()) {
+  for (const Backend& backend : PlacesAndRef()) {
     const Gradients got = p.Backward(backend);
     for (size_t i = 0; i < p.f.size(); ++i) EXPECT_EQ(got.f[i], static_cast<float>(-p.d_g[i]));
   }
@@ -223,7 +217,7 @@ TEST(Gdn2Gates, X4SaturatedGatesStayFinite) {
       p.f[i] = i % 2 == 0 ? 1e4 : -1e4;
       p.b[i] = i % 3 == 0 ? 1e4 : -1e4;
     }
-    for (const Backend& backend : AllBackends()) {
+    for (const Backend& backend : PlacesAndRef()) {
       const Gates gates = p.Forward(backend);
       const Gradients got = p.Backward(backend);
       for (const Floats* values : {&gates.g, &gates.erase, &got.f, &got.b, &got.w, &got.a_log}) {
