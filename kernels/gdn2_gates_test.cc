@@ -1,7 +1,9 @@
 #include "gdn/kernels/gdn2_gates.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -197,15 +199,25 @@ TEST(Gdn2Gates, G6BoundedDecayWithoutParameters) {
   }
 }
 
-// T19: above 20 the derivative is exactly 1.
+// T19: above 20 value and derivative are those of torch's threshold form, exactly. One channel and
+// one token, so that the parameters' gradients are no sums.
 TEST(Gdn2Gates, T19SlopeAboveTheThresholdIsExactlyOne) {
-  Problem p(GDN2_DECAY_SOFTPLUS, 107);
-  for (double& value : p.f) value = 30.0;
-  for (double& value : p.dt_bias) value = 0.0;
-  for (double& value : p.a_log) value = 0.0;
-  for (const Backend& backend : PlacesAndRef()) {
-    const Gradients got = p.Backward(backend);
-    for (size_t i = 0; i < p.f.size(); ++i) EXPECT_EQ(got.f[i], static_cast<float>(-p.d_g[i]));
+  for (float x : {20.0001f, 21.0f, 30.0f, 1e4f}) {
+    Problem p(GDN2_DECAY_SOFTPLUS, 107, 1, 5, 1, 3);
+    std::fill(p.f.begin(), p.f.end(), x);
+    std::fill(p.dt_bias.begin(), p.dt_bias.end(), 0.0);
+    std::fill(p.a_log.begin(), p.a_log.end(), 0.0);
+    for (const Backend& backend : PlacesAndRef()) {
+      SCOPED_TRACE(backend.name + " " + std::to_string(x));
+      for (float g : p.Forward(backend).g) EXPECT_EQ(g, -x);
+      const Gradients got = p.Backward(backend);
+      for (size_t i = 0; i < p.f.size(); ++i) {
+        const auto d_g = static_cast<float>(p.d_g[i]);
+        EXPECT_EQ(got.f[i], -d_g);
+        EXPECT_EQ(got.dt_bias[i], -d_g);
+        EXPECT_EQ(got.a_log[i], -d_g * x);
+      }
+    }
   }
 }
 
@@ -294,7 +306,7 @@ TEST(Gdn2Gates, RefusesEveryDamagedArgument) {
   cases.push_back({"erase must", bad, [](Args& a) { a.erase = nullptr; }});
   cases.push_back({"write must", bad, [](Args& a) { a.write = nullptr; }});
   cases.push_back({"overlap", bad, [](Args& a) { a.w = a.write; }});
-  ExpectRefusals<Args>(good, {&out}, gdn_gdn2_gates, cases);
+  ExpectRefusals<Args>(good, {&out}, gdn_gdn2_gates, cases, CheckingPlaces());
 
   using Backward = gdn2_gates_backward_args;
   Backward backward{};
@@ -316,7 +328,8 @@ TEST(Gdn2Gates, RefusesEveryDamagedArgument) {
     backward_cases.push_back(
         {input.name, input.status, [&](Backward& a) { input.damage(a.forward); }});
   }
-  ExpectRefusals<Backward>(backward, {&out}, gdn_gdn2_gates_backward, backward_cases);
+  ExpectRefusals<Backward>(backward, {&out}, gdn_gdn2_gates_backward, backward_cases,
+                           CheckingPlaces());
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ if(GDN_CUDA)
     cuda/gdn2_chunk.cu cuda/gdn2_gates.cu)
   # The CPU's tests on a GPU, where their bodies hold CUDA against REF.
   gdn_test(kernels_cuda_rule_training_test
-    SRCS delta_rule_backward_test.cc gdn2_backward_test.cc gdn2_gates_test.cc gdn2_test.cc
+    SRCS delta_rule_backward_test.cc delta_rule_training_contract_test.cc gdn2_backward_test.cc
+         gdn2_gates_test.cc gdn2_test.cc
          cuda/delta_rule_backward_chunk_test.cc cuda/gdn2_chunk_test.cc
          cuda/rule_training_environment.cc
     DEPS gdn_kernels
