@@ -6,10 +6,10 @@
 #include <utility>
 #include <vector>
 
-#include "gdn/kernels/delta_rule.h"
 #include "gdn/kernels/l2_norm.h"
 #include "gtest/gtest.h"
 #include "kernels/delta_rule_gradient_test_util.h"
+#include "kernels/rule_slots_test_util.h"
 
 namespace gdn::kernels {
 namespace {
@@ -200,35 +200,11 @@ TEST(DeltaRuleForward, MatchesThePrefill) {
     shape.normalize = normalize;
     shape.lengths = {9, 0, 70};
     const RuleProblem p(shape, 63);
-    const RuleOutputs expected = p.Forward();
-    const Floats q = ToFloats(p.q), k = ToFloats(p.k), v = ToFloats(p.v);
-    const Floats g = ToFloats(p.g), beta = ToFloats(p.beta);
-    Floats state = ToFloats(p.state);
-    GuardedFloats o(p.tokens() * p.values());
-    const std::vector<int64_t> slots = {0, 1, 2};
-    gdn_delta_rule_args args{};
-    args.sequences = p.n();
-    args.cu_seqlens = p.cu.data();
-    args.key_heads = shape.key_heads;
-    args.value_heads = p.heads();
-    args.key_dim = shape.key_dim;
-    args.value_dim = shape.value_dim;
-    args.q = q.data();
-    args.k = k.data();
-    args.v = v.data();
-    args.q_token_stride = args.k_token_stride = p.keys();
-    args.v_token_stride = args.o_token_stride = p.values();
-    args.g = g.data();
-    args.beta = beta.data();
-    args.use_qk_l2norm = normalize;
-    args.state = state.data();
-    args.state_slot_stride = p.states() / p.n();
-    args.read_index = args.write_index = slots.data();
-    args.o = o.data();
-    Execution execution(kRef);
-    ASSERT_EQ(gdn_delta_rule_prefill(execution.exec(), &args), GDN_OK) << gdn_last_error();
-    EXPECT_LE(Error(o.Take("o"), expected.o), 5e-7);
-    EXPECT_LE(Error(state, expected.state), 5e-7);
+    for (const Backend& backend : PlacesAndRef()) {
+      const RuleOutputs expected = p.Forward(backend), got = RunOnSlots(p, backend);
+      EXPECT_LE(Error(got.o, expected.o), 5e-7) << backend.name;
+      EXPECT_LE(Error(got.state, expected.state), 5e-7) << backend.name;
+    }
   }
 }
 

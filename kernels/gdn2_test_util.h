@@ -151,7 +151,8 @@ struct Gdn2Problem {
   }
 
   // With shape.normalize from q_hat, k_hat and rstd formed here in FP64.
-  Gdn2Gradients Backward(const Backend& backend = kRef) const {
+  Gdn2Gradients Backward(const Backend& backend = kRef,
+                         decltype(&gdn_gdn2_backward) op = gdn_gdn2_backward) const {
     Doubles q_hat = q, k_hat = k;
     Floats q_rstd, k_rstd;
     if (shape.normalize) {
@@ -211,7 +212,7 @@ struct Gdn2Problem {
     size_t bytes = 0;
     EXPECT_EQ(gdn_gdn2_backward_workspace(at.exec(), &args, &bytes), GDN_OK);
     at.SetWorkspace(bytes);
-    EXPECT_EQ(at.Call(gdn_gdn2_backward, args), GDN_OK) << gdn_last_error();
+    EXPECT_EQ(at.Call(op, args), GDN_OK) << gdn_last_error();
     return {d_q.Take(tokens()),     d_k.Take(tokens()),      d_v.Take(tokens()),
             d_g.Take("d_g"),        d_erase.Take("d_erase"), d_write.Take("d_write"),
             d_state.Take("d_state")};

@@ -22,8 +22,8 @@ if(GDN_CUDA)
   gdn_test(kernels_cuda_rule_training_test
     SRCS delta_rule_backward_test.cc delta_rule_training_contract_test.cc gdn2_backward_test.cc
          gdn2_gates_test.cc gdn2_test.cc
-         cuda/delta_rule_backward_chunk_test.cc cuda/gdn2_chunk_test.cc
-         cuda/rule_training_environment.cc
+         cuda/delta_rule_backward_chunk_test.cc cuda/gdn2_chunk_test.cc cuda/rule_bits_test.cc
+         cuda/rule_strides_test.cc cuda/rule_training_environment.cc
     DEPS gdn_kernels
     LABELS gpu TIMEOUT 300 PREFIX Cuda.)
   if(GDN_BENCH)

@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "gdn/kernels/delta_rule.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_test_util.h"
 #include "kernels/gdn2_test_util.h"
+#include "kernels/rule_slots_test_util.h"
 
 namespace gdn::kernels {
 namespace {
@@ -176,41 +176,6 @@ TEST(ChunkedGdn2, X4Gates) {
   }
 }
 
-// What CUDA's chunked delta rule makes of a problem.
-RuleOutputs DeltaRule(const RuleProblem& rule) {
-  const RuleShape& shape = rule.shape;
-  const Rows q = rule.In(rule.q, rule.keys()), k = rule.In(rule.k, rule.keys());
-  const Rows v = rule.In(rule.v, rule.values());
-  const Floats g = ToFloats(rule.g), beta = ToFloats(rule.beta);
-  Floats state = ToFloats(rule.state);
-  std::vector<int64_t> slots;
-  for (int64_t i = 0; i < rule.n(); ++i) slots.push_back(i);
-  Rows o(GDN_F32, rule.all_tokens(), rule.values(), shape.pad);
-  Place at(kCuda);
-  gdn_delta_rule_args args{};
-  args.sequences = rule.n();
-  args.cu_seqlens = at.In(rule.cu);
-  args.key_heads = shape.key_heads;
-  args.value_heads = rule.heads();
-  args.key_dim = args.value_dim = 128;
-  args.q = q.In(at);
-  args.k = k.In(at);
-  args.v = v.In(at);
-  args.qkv_dtype = shape.dtype;
-  args.q_token_stride = q.stride();
-  args.k_token_stride = k.stride();
-  args.v_token_stride = v.stride();
-  args.g = at.In(g);
-  args.beta = at.In(beta);
-  args.state = at.Out(state.data(), state.size());
-  args.state_slot_stride = rule.heads() * 128 * 128;
-  args.read_index = args.write_index = at.In(slots);
-  args.o = o.Out(at);
-  args.o_token_stride = o.stride();
-  EXPECT_EQ(at.Call(gdn_delta_rule_prefill, args), GDN_OK) << gdn_last_error();
-  return {o.Take(rule.tokens()), state, {}, {}, {}, {}};
-}
-
 // Keys that are nearly one and a state that never fades: the chunk's triangle is far from 1. Where
 // a key is then almost reflected each time, FP16 operands leave more than the usual error, here as
 // in the delta rule.
@@ -228,7 +193,7 @@ TEST(ChunkedGdn2, X4ParallelKeysAndFullStrength) {
     const std::string what = "parallel keys, strength " + std::to_string(strength);
     const double bound = strength > 1.0 ? 1e-2 : kStateBound;
     ExpectLikeRef(Gdn2Problem(rule), what, bound, bound);
-    ExpectClose(DeltaRule(rule), rule.Forward(), what + ", delta rule", bound, bound);
+    ExpectClose(RunOnSlots(rule, kCuda), rule.Forward(), what + ", delta rule", bound, bound);
   }
 }
 
@@ -261,7 +226,7 @@ TEST(ChunkedGdn2, T18ScalarGatesAreTheGatedDeltaRule) {
     rule.k = Problem(shape, true, 823).k;
     const RuleOutputs got = Gdn2Problem(rule).Forward(kCuda, Chunked);
     ExpectClose(got, rule.Forward(), "REF's delta rule");
-    ExpectClose(got, DeltaRule(rule), "CUDA's delta rule");
+    ExpectClose(got, RunOnSlots(rule, kCuda), "CUDA's delta rule");
   }
 }
 
