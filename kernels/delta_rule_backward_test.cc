@@ -230,10 +230,11 @@ TEST(DeltaRuleForward, EveryShapeMatchesRef) {
         EXPECT_LE(Error(got.k_hat, expected.k_hat), RoundingBound(dtype));
         EXPECT_LE(Error(got.q_rstd, expected.q_rstd), 1e-6);
         EXPECT_LE(Error(got.k_rstd, expected.k_rstd), 1e-6);
-        EXPECT_LE(Error(got.o, expected.o), 4e-6 + RoundingBound(dtype) * (dtype != GDN_F32));
+        // Y3: 2e-3 for BF16.
+        const double bound = dtype == GDN_F32 ? 4e-6 : dtype == GDN_BF16 ? 2e-3 : 3.5e-4;
+        EXPECT_LE(Error(got.o, expected.o), bound);
         if (!shape.final_state) continue;
-        EXPECT_LE(Error(got.state, expected.state),
-                  4e-6 + RoundingBound(dtype) * (dtype != GDN_F32));
+        EXPECT_LE(Error(got.state, expected.state), bound);
       }
     }
   }

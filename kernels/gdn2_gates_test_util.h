@@ -104,9 +104,8 @@ struct Gdn2GatesProblem {
     return {g.Take("g"), erase.Take(tokens), write.Take(tokens)};
   }
 
-  Gdn2GateGradients Backward(
-      const Backend& backend = kRef,
-      decltype(&gdn_gdn2_gates_backward) op = gdn_gdn2_gates_backward) const {
+  Gdn2GateGradients Backward(const Backend& backend = kRef, decltype(&gdn_gdn2_gates_backward) op =
+                                                                gdn_gdn2_gates_backward) const {
     const Inputs in = MakeInputs();
     const Floats d_g_in = ToFloats(d_g), d_erase_in = ToFloats(d_erase);
     const Floats d_write_in = ToFloats(d_write);

@@ -278,6 +278,26 @@ struct Gdn2Problem {
   }
 };
 
+// Tokens [begin, end) of a sequence, alone.
+inline Gdn2Problem PartOf(const Gdn2Problem& p, int64_t sequence, int64_t begin, int64_t end) {
+  Gdn2Problem one = p;
+  one.shape.lengths = {static_cast<int32_t>(end - begin)};
+  one.cu = {0, static_cast<int32_t>(end - begin)};
+  const auto cut = [&](const Doubles& all, int64_t width) {
+    return Doubles(all.begin() + (p.cu[sequence] + begin) * width,
+                   all.begin() + (p.cu[sequence] + end) * width);
+  };
+  one.q = cut(p.q, p.keys());
+  one.k = cut(p.k, p.keys());
+  one.v = cut(p.v, p.values());
+  one.g = cut(p.g, p.gates());
+  one.erase = cut(p.erase, p.gates());
+  one.write = cut(p.write, p.values());
+  const int64_t slot = p.heads() * p.head_size();
+  one.state.assign(p.state.begin() + sequence * slot, p.state.begin() + (sequence + 1) * slot);
+  return one;
+}
+
 }  // namespace gdn::kernels
 
 #endif  // KERNELS_GDN2_TEST_UTIL_H_
