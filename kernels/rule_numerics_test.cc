@@ -51,8 +51,9 @@ TEST(RuleNumerics, T13RecurrentForwardOverLongSequences) {
     const RuleOutputs expected = p.Forward();
     const double bound = c.dtype == GDN_F32 ? 1e-5 : 2 * RoundingBound(c.dtype);
     for (const Backend& backend : PlacesUnderTest()) {
-      const std::string what = backend.name + ", " + std::to_string(c.tokens) + " tokens, heads of " +
-                               std::to_string(c.dim) + ", type " + std::to_string(c.dtype);
+      const std::string what = backend.name + ", " + std::to_string(c.tokens) +
+                               " tokens, heads of " + std::to_string(c.dim) + ", type " +
+                               std::to_string(c.dtype);
       const RuleOutputs got = p.Forward(backend);
       EXPECT_LE(Error(got.o, expected.o), bound) << what;
       EXPECT_LE(Error(got.state, expected.state), bound) << what;
@@ -65,7 +66,8 @@ TEST(RuleNumerics, T13RecurrentForwardOverLongSequences) {
 TEST(RuleNumerics, T14PackedForwardAndBackward) {
   for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{15, 85, 200}, {256, 244, 500}}) {
     for (const gdn_dtype dtype : {GDN_F32, GDN_BF16}) {
-      if (dtype == GDN_BF16 && !TestsADevice()) continue;  // The host's arithmetic is FP32 throughout.
+      if (dtype == GDN_BF16 && !TestsADevice())
+        continue;  // The host's arithmetic is FP32 throughout.
       RuleShape shape;
       shape.lengths = lengths;
       shape.key_heads = 1;

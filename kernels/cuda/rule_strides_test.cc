@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -21,10 +21,11 @@ namespace gdn::kernels {
 namespace {
 
 const Backend kCuda{"cuda", GDN_BACKEND_CUDA, 0};
-constexpr int64_t kWideStride = (int64_t{1} << 31) + 8;  // Elements; rows stay on 16 bytes.
-constexpr int64_t kRows = 2;                             // Of every tensor here.
-// The backward has seven strided tensors of FP32.
-constexpr size_t kBytesNeeded = size_t{7} * (kWideStride * 4 + (1 << 20));
+constexpr int64_t kRows = 2;  // Of every tensor here.
+// Bytes between them: more than 2^32 elements of BF16 and 2^31 of FP32; rows stay on 16 bytes.
+constexpr int64_t kPitch = (int64_t{1} << 33) + 32;
+// The backward has seven strided tensors.
+constexpr size_t kBytesNeeded = size_t{7} * (kPitch + (1 << 20));
 
 // Copies of rows, far apart.
 class WideRows {
@@ -40,8 +41,8 @@ class WideRows {
     const int64_t narrow_pitch = stride * SizeOf(dtype);
     Spread(rows, stride, width * SizeOf(dtype), SizeOf(dtype));
     for (int64_t row = 0; row < kRows; ++row) {
-      back_.push_back({narrow + row * narrow_pitch,
-                       reinterpret_cast<char*>(rows) + row * kWideStride * SizeOf(dtype), bytes});
+      back_.push_back(
+          {narrow + row * narrow_pitch, reinterpret_cast<char*>(rows) + row * kPitch, bytes});
     }
   }
   void CopyBack() const {
@@ -60,16 +61,15 @@ class WideRows {
   };
   template <typename T>
   void Spread(T*& rows, int64_t& stride, int64_t width_bytes, int64_t element) {
-    const int64_t pitch = kWideStride * element;
-    memory_.emplace_back(static_cast<size_t>((kRows - 1) * pitch + width_bytes));
+    memory_.emplace_back(static_cast<size_t>((kRows - 1) * kPitch + width_bytes));
     char* const wide = memory_.back().get<char>();
     for (int64_t row = 0; row < kRows; ++row) {
-      Must(cudaMemcpy(wide + row * pitch,
+      Must(cudaMemcpy(wide + row * kPitch,
                       reinterpret_cast<const char*>(rows) + row * stride * element,
                       static_cast<size_t>(width_bytes), cudaMemcpyDeviceToDevice));
     }
     rows = reinterpret_cast<T*>(wide);
-    stride = kWideStride;
+    stride = kPitch / element;
   }
 
   std::vector<DeviceBuffer> memory_;
@@ -160,16 +160,17 @@ class RuleStridesCuda : public CudaTest {
   }
 };
 
-// By tokens in FP32 and by chunks in BF16; two tokens of one sequence, and of two.
+// By tokens in FP32 and BF16, and by chunks in BF16; two tokens of one sequence, and of two.
 std::vector<RuleShape> Shapes() {
   std::vector<RuleShape> all;
   for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{2}, {1, 1}}) {
-    for (const bool chunks : {false, true}) {
+    for (const auto& [key_dim, value_dim, dtype] :
+         {std::tuple{12, 20, GDN_F32}, {12, 20, GDN_BF16}, {128, 128, GDN_BF16}}) {
       RuleShape shape;
       shape.lengths = lengths;
-      shape.key_dim = chunks ? 128 : 12;
-      shape.value_dim = chunks ? 128 : 20;
-      shape.dtype = shape.d_dtype = chunks ? GDN_BF16 : GDN_F32;
+      shape.key_dim = key_dim;
+      shape.value_dim = value_dim;
+      shape.dtype = shape.d_dtype = dtype;
       shape.pad = 8;
       shape.trailing_tokens = 0;
       all.push_back(shape);
