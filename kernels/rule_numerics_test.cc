@@ -61,10 +61,11 @@ TEST(RuleNumerics, T13RecurrentForwardOverLongSequences) {
   }
 }
 
-// T14: packed as published, forward and backward. By tokens in FP32; on a GPU BF16 goes by chunks,
-// whose backward has T15's bounds.
-TEST(RuleNumerics, T14PackedForwardAndBackward) {
-  for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{15, 85, 200}, {256, 244, 500}}) {
+// T14, T17: packed as published, ragged and with a leading empty sequence, forward and backward. By
+// tokens in FP32; on a GPU BF16 goes by chunks, whose backward has T15's bounds.
+TEST(RuleNumerics, T14T17PackedForwardAndBackward) {
+  for (const std::vector<int32_t>& lengths :
+       {std::vector<int32_t>{15, 85, 200}, {256, 244, 500}, {48, 112}, {0, 64, 96}}) {
     for (const gdn_dtype dtype : {GDN_F32, GDN_BF16}) {
       if (dtype == GDN_BF16 && !TestsADevice())
         continue;  // The host's arithmetic is FP32 throughout.
