@@ -32,37 +32,42 @@ struct RuleShape {
   int64_t trailing_tokens = 1;
 };
 
-// Dense tensors with canaries between their rows.
+// Dense tensors with canaries between their rows, before the first and behind the last.
 class Rows {
  public:
   Rows(gdn_dtype dtype, int64_t rows, int64_t width, int64_t pad)
-      : tensor_(dtype, rows * (width + pad)), width_(width), stride_(width + pad) {}
+      : guard_(static_cast<int64_t>(kGuardBytes) / SizeOf(dtype)),
+        tensor_(dtype, rows * (width + pad) + 2 * guard_),
+        width_(width),
+        stride_(width + pad) {}
   Rows(gdn_dtype dtype, int64_t rows, int64_t width, int64_t pad, const Doubles& dense)
       : Rows(dtype, rows, width, pad) {
     for (size_t i = 0; i < dense.size(); ++i) {
       const auto at = static_cast<int64_t>(i);
-      tensor_.Set(at / width * stride_ + at % width, static_cast<float>(dense[i]));
+      tensor_.Set(guard_ + at / width * stride_ + at % width, static_cast<float>(dense[i]));
     }
   }
-  void* data() { return tensor_.data(); }
-  const void* data() const { return tensor_.data(); }
   int64_t stride() const { return stride_; }
-  const void* In(Place& place) const { return place.In(tensor_); }
-  void* Out(Place& place) { return place.Out(tensor_); }
+  const void* In(Place& place) const {
+    return static_cast<const char*>(place.In(tensor_)) + kGuardBytes;
+  }
+  void* Out(Place& place) { return static_cast<char*>(place.Out(tensor_)) + kGuardBytes; }
   // The first `rows` rows; complains where anything else is no longer poisoned.
   Floats Take(int64_t rows) const {
     Floats dense;
     for (int64_t i = 0; i < tensor_.size(); ++i) {
-      if (i / stride_ < rows && i % stride_ < width_) {
+      const int64_t at = i - guard_;
+      if (at >= 0 && at / stride_ < rows && at % stride_ < width_) {
         dense.push_back(tensor_.Get(i));
       } else if (!std::isnan(tensor_.Get(i))) {
-        ADD_FAILURE() << "written outside the rows, element " << i;
+        ADD_FAILURE() << "written outside the rows, element " << at;
       }
     }
     return dense;
   }
 
  private:
+  int64_t guard_;
   Tensor tensor_;
   int64_t width_, stride_;
 };
@@ -108,7 +113,8 @@ struct RuleProblem {
     return {shape.dtype, all_tokens(), width, shape.pad, dense};
   }
 
-  RuleOutputs Forward(const Backend& backend = kRef) const {
+  RuleOutputs Forward(const Backend& backend = kRef,
+                      decltype(&gdn_delta_rule_forward) op = gdn_delta_rule_forward) const {
     const Rows q_in = In(q, keys()), k_in = In(k, keys()), v_in = In(v, values());
     const Floats g_in = ToFloats(g), beta_in = ToFloats(beta), state_in = ToFloats(state);
     Rows o(GDN_F32, all_tokens(), values(), shape.pad);
@@ -148,7 +154,7 @@ struct RuleProblem {
     size_t bytes = 0;
     EXPECT_EQ(gdn_delta_rule_forward_workspace(at.exec(), &args, &bytes), GDN_OK);
     at.SetWorkspace(bytes);
-    EXPECT_EQ(at.Call(gdn_delta_rule_forward, args), GDN_OK) << gdn_last_error();
+    EXPECT_EQ(at.Call(op, args), GDN_OK) << gdn_last_error();
     return {o.Take(tokens()),     state_out.Take("final_state"), q_hat.Take(tokens()),
             k_hat.Take(tokens()), q_rstd.Take("q_rstd"),         k_rstd.Take("k_rstd")};
   }

@@ -7,6 +7,7 @@
 #include "gdn/kernels/delta_rule_forward.h"
 #include "gdn/kernels/delta_rule_saved.h"
 #include "gtest/gtest.h"
+#include "kernels/place_test_util.h"
 #include "kernels/recurrence_test_util.h"
 #include "kernels/refusal_test_util.h"
 
@@ -18,13 +19,19 @@ const int32_t kOneTokenEach[] = {0, 1, 2};
 const int32_t kStartsAtOne[] = {1, 2, 2};
 const int32_t kDecreases[] = {0, 2, 1};
 
+// T17: malformed offsets. On a device only the kernels read them: their contents are the caller's.
+template <typename Args>
+std::vector<Misuse<Args>> OffsetMisuses() {
+  if (DeviceMemoryUnderTest() != nullptr) return {};
+  return {{"cu_seqlens[0]", kBad, [](Args& a) { a.cu_seqlens = kStartsAtOne; }},
+          {"cu_seqlens", kBad, [](Args& a) { a.cu_seqlens = kDecreases; }}};
+}
+
 template <typename Args>
 std::vector<Misuse<Args>> RuleMisuses() {
   const auto shape = GDN_UNSUPPORTED_SHAPE;
   return {{"sequences", kBad, [](Args& a) { a.sequences = -1; }},
           {"cu_seqlens", kBad, [](Args& a) { a.cu_seqlens = nullptr; }},
-          {"cu_seqlens[0]", kBad, [](Args& a) { a.cu_seqlens = kStartsAtOne; }},
-          {"cu_seqlens", kBad, [](Args& a) { a.cu_seqlens = kDecreases; }},
           {"key_heads", kBad, [](Args& a) { a.key_heads = 0; }},
           {"value_heads", kBad, [](Args& a) { a.value_heads = 5; }},
           {"value_heads", shape, [](Args& a) { a.value_heads = 18; }},
@@ -43,6 +50,23 @@ std::vector<Misuse<Args>> RuleMisuses() {
           {"beta must", kBad, [](Args& a) { a.beta = nullptr; }},
           {"q_rstd must", kBad, [](Args& a) { a.q_rstd = nullptr; }},
           {"k_rstd must", kBad, [](Args& a) { a.k_rstd = nullptr; }}};
+}
+
+template <typename Args>
+void Append(std::vector<Misuse<Args>>& cases, const std::vector<Misuse<Args>>& more) {
+  cases.insert(cases.end(), more.begin(), more.end());
+}
+
+// Without a workspace every back end under test refuses the call, but REF's forward, which needs
+// none.
+template <typename Args>
+void ExpectWorkspaceRefusals(const Args& good, gdn_status (*call)(const gdn_exec*, const Args*),
+                             bool ref) {
+  for (const gdn_backend backend : CheckingPlaces()) {
+    if (backend == GDN_BACKEND_REF && !ref) continue;
+    const Execution execution({"", backend, 0});
+    EXPECT_EQ(call(execution.exec(), &good), GDN_WORKSPACE_TOO_SMALL) << backend;
+  }
 }
 
 // Two sequences of one token, H 2, HV 4, K 8, V 5.
@@ -80,9 +104,9 @@ TEST(Misuse, DeltaRuleForward) {
   cases.push_back({"q_hat must", kBad, [](Args& a) { a.q_hat = nullptr; }});
   cases.push_back({"k_hat must", kBad, [](Args& a) { a.k_hat = nullptr; }});
   cases.push_back({"overlap", kBad, [](Args& a) { a.k_hat = a.q_hat; }});
-  ExpectRefusals<Args>(good, {&o, &hats, &rstds}, gdn_delta_rule_forward, cases);
-  Execution forward({"", GDN_BACKEND_CPU, 0});
-  EXPECT_EQ(gdn_delta_rule_forward(forward.exec(), &good), GDN_WORKSPACE_TOO_SMALL);
+  Append(cases, OffsetMisuses<Args>());
+  ExpectRefusals<Args>(good, {&o, &hats, &rstds}, gdn_delta_rule_forward, cases, CheckingPlaces());
+  ExpectWorkspaceRefusals(good, gdn_delta_rule_forward, /*ref=*/false);
 }
 
 TEST(Misuse, DeltaRuleBackward) {
@@ -101,9 +125,12 @@ TEST(Misuse, DeltaRuleBackward) {
   good.d_g = static_cast<float*>(gates.data());
   good.d_beta = good.d_g + 8;
   std::vector<Misuse<Args>> cases = RuleMisuses<Args>();
+  Append(cases, OffsetMisuses<Args>());
+  if (DeviceMemoryUnderTest() == nullptr) {
+    cases.push_back({"cu_seqlens must end", kBad, [](Args& a) { a.tokens = 1; }});
+  }
   const std::vector<Misuse<Args>> more = {
       {"tokens", kBad, [](Args& a) { a.tokens = -1; }},
-      {"cu_seqlens must end", kBad, [](Args& a) { a.tokens = 1; }},
       {"d_o_dtype", kBad, [](Args& a) { a.d_o_dtype = kBadDtype; }},
       {"d_qkv_dtype", kBad, [](Args& a) { a.d_qkv_dtype = kBadDtype; }},
       {"d_o_token_stride", kBad, [](Args& a) { a.d_o_token_stride = 19; }},
@@ -118,10 +145,10 @@ TEST(Misuse, DeltaRuleBackward) {
       {"d_beta must", kBad, [](Args& a) { a.d_beta = nullptr; }},
       {"overlap", kBad, [](Args& a) { a.q = a.d_q; }},
       {"overlap", kBad, [](Args& a) { a.d_q = a.d_k; }}};
-  cases.insert(cases.end(), more.begin(), more.end());
-  ExpectRefusals<Args>(good, {&d_q, &d_k, &d_v, &gates}, gdn_delta_rule_backward, cases);
-  Execution execution(kRef);
-  EXPECT_EQ(gdn_delta_rule_backward(execution.exec(), &good), GDN_WORKSPACE_TOO_SMALL);
+  Append(cases, more);
+  ExpectRefusals<Args>(good, {&d_q, &d_k, &d_v, &gates}, gdn_delta_rule_backward, cases,
+                       CheckingPlaces());
+  ExpectWorkspaceRefusals(good, gdn_delta_rule_backward, /*ref=*/true);
 }
 
 gdn_delta_rule_saved_args PublishedShape(int64_t tokens) {

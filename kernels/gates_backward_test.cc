@@ -108,6 +108,32 @@ struct Problem {
     out.d_dt_bias = d_dt_bias.Take("d_dt_bias");
     return out;
   }
+
+  // g of the forward.
+  Floats LogDecays(const Backend& backend) const {
+    const Tensor a_in = Strided(a), b_in = Strided(b);
+    const Floats a_log_in = ToFloats(a_log), dt_bias_in = ToFloats(dt_bias);
+    Floats g(static_cast<size_t>(tokens * heads), NAN), beta = g;
+    gdn_gates_args args{};
+    args.tokens = tokens;
+    args.value_heads = heads;
+    args.a = a_in.data();
+    args.b = b_in.data();
+    args.dtype = dtype;
+    args.a_token_stride = args.b_token_stride = heads + kPad;
+    args.a_log = a_log_in.data();
+    args.dt_bias = dt_bias_in.data();
+    args.beta_scale = beta_scale;
+    args.g = g.data();
+    args.beta = beta.data();
+    const Execution execution(backend);
+    EXPECT_EQ(CallOp(execution, gdn_gates, args,
+                     {In(a_in), In(b_in), In(a_log_in), In(dt_bias_in), Out(g), Out(beta)},
+                     {args.a, args.b, args.a_log, args.dt_bias, args.g, args.beta}),
+              GDN_OK)
+        << gdn_last_error();
+    return g;
+  }
 };
 
 // The factor 2 is allow_neg_eigval.
@@ -145,6 +171,7 @@ GDN_BACKEND_TEST(GatesBackward, T19SlopeAboveTheThresholdIsExactlyOne) {
     }
     for (const Backend& backend : TestedBackendsAndRef()) {
       const Gradients got = problem.Run(backend);
+      for (float g : problem.LogDecays(backend)) EXPECT_EQ(g, -x) << backend.name;
       for (int h = 0; h < 4; ++h) {
         EXPECT_EQ(got.d_a.Get(h), static_cast<float>(-problem.d_g[h])) << backend.name << x;
         EXPECT_EQ(got.d_dt_bias[h], static_cast<float>(-problem.d_g[h])) << backend.name << x;

@@ -1,6 +1,8 @@
 #include "gdn/kernels/gdn2_backward.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <utility>
 #include <vector>
 
@@ -11,18 +13,28 @@
 namespace gdn::kernels {
 namespace {
 
+// Of an FP32 result; REF rounds once, the others in every operation.
+double Bound(const Backend& backend) { return backend.backend == GDN_BACKEND_REF ? 3e-7 : 2.3e-6; }
+
+// Of every back end.
 void ExpectFiniteDifferences(Gdn2Problem p) {
-  const Gdn2Gradients got = p.Backward();
   auto loss = [&] { return p.Loss(); };
-  const double bound = 3e-7;
-  ExpectGradient("d_q", got.q, FiniteDifferences(p.q, loss), bound);
-  ExpectGradient("d_k", got.k, FiniteDifferences(p.k, loss), bound);
-  ExpectGradient("d_v", got.v, FiniteDifferences(p.v, loss), bound);
-  ExpectGradient("d_g", got.g, FiniteDifferences(p.g, loss), bound);
-  ExpectGradient("d_erase", got.erase, FiniteDifferences(p.erase, loss), bound);
-  ExpectGradient("d_write", got.write, FiniteDifferences(p.write, loss), bound);
-  if (p.shape.states) {
-    ExpectGradient("d_state", got.state, FiniteDifferences(p.state, loss), bound);
+  const Doubles d_q = FiniteDifferences(p.q, loss), d_k = FiniteDifferences(p.k, loss);
+  const Doubles d_v = FiniteDifferences(p.v, loss), d_g = FiniteDifferences(p.g, loss);
+  const Doubles d_erase = FiniteDifferences(p.erase, loss);
+  const Doubles d_write = FiniteDifferences(p.write, loss);
+  Doubles d_state;
+  if (p.shape.states) d_state = FiniteDifferences(p.state, loss);
+  for (const Backend& backend : PlacesAndRef()) {
+    SCOPED_TRACE(backend.name);
+    const Gdn2Gradients got = p.Backward(backend);
+    ExpectGradient("d_q", got.q, d_q, Bound(backend));
+    ExpectGradient("d_k", got.k, d_k, Bound(backend));
+    ExpectGradient("d_v", got.v, d_v, Bound(backend));
+    ExpectGradient("d_g", got.g, d_g, Bound(backend));
+    ExpectGradient("d_erase", got.erase, d_erase, Bound(backend));
+    ExpectGradient("d_write", got.write, d_write, Bound(backend));
+    if (p.shape.states) ExpectGradient("d_state", got.state, d_state, Bound(backend));
   }
 }
 
@@ -54,8 +66,20 @@ TEST(Gdn2Backward, FiniteDifferencesOnOddShapes) {
   }
 }
 
+// Sums over `channels` neighbours.
+Floats Summed(const Floats& values, int64_t channels) {
+  const auto width = static_cast<size_t>(channels);
+  Floats sums(values.size() / width, 0.0f);
+  for (size_t i = 0; i < values.size(); ++i) sums[i / width] += values[i];
+  return sums;
+}
+Floats Plus(Floats a, const Floats& b) {
+  for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+  return a;
+}
+
 // T18: with the delta rule's scalars on every channel the gradients are the delta rule's, those of
-// the scalars summed over their channels.
+// the scalars summed over their channels. On every back end, against its own rule and REF's.
 TEST(Gdn2Backward, T18ScalarGatesAreTheGatedDeltaRule) {
   for (bool normalize : {false, true}) {
     RuleShape shape;
@@ -63,22 +87,93 @@ TEST(Gdn2Backward, T18ScalarGatesAreTheGatedDeltaRule) {
     shape.ratio = 3;
     shape.normalize = normalize;
     const RuleProblem rule(shape, 95);
-    const RuleGradients expected = rule.Backward();
-    const Gdn2Gradients got = Gdn2Problem(rule).Backward();
-    EXPECT_LE(Error(got.q, expected.q), 5e-7);
-    EXPECT_LE(Error(got.k, expected.k), 5e-7);
-    EXPECT_LE(Error(got.v, expected.v), 5e-7);
-    EXPECT_LE(Error(got.state, expected.state), 5e-7);
-    Floats g(expected.g.size(), 0.0f), beta(expected.beta.size(), 0.0f);
-    for (size_t i = 0; i < got.g.size(); ++i) {
-      g[i / static_cast<size_t>(shape.key_dim)] += got.g[i];
-      beta[i / static_cast<size_t>(shape.key_dim)] += got.erase[i];
+    for (const Backend& backend : PlacesAndRef()) {
+      const Gdn2Gradients got = Gdn2Problem(rule).Backward(backend);
+      const double bound = backend.backend == GDN_BACKEND_REF ? 5e-7 : 4e-6;
+      for (const Backend& other : {backend, kRef}) {
+        SCOPED_TRACE(backend.name + " against the rule of " + other.name);
+        const RuleGradients expected = rule.Backward(other);
+        EXPECT_LE(Error(got.q, expected.q), bound);
+        EXPECT_LE(Error(got.k, expected.k), bound);
+        EXPECT_LE(Error(got.v, expected.v), bound);
+        EXPECT_LE(Error(got.state, expected.state), bound);
+        EXPECT_LE(Error(Summed(got.g, shape.key_dim), expected.g), 2 * bound);
+        const Floats beta =
+            Plus(Summed(got.erase, shape.key_dim), Summed(got.write, shape.value_dim));
+        EXPECT_LE(Error(beta, expected.beta), 2 * bound);
+      }
     }
-    for (size_t i = 0; i < got.write.size(); ++i) {
-      beta[i / static_cast<size_t>(shape.value_dim)] += got.write[i];
+  }
+}
+
+// KDA, S <- S diag(a) (I - b k k^T) + b v k^T, on dense [V][K] states: a decay per channel, and the
+// scalar b is p.erase of a head's first channel.
+double KdaLoss(const Gdn2Problem& p) {
+  const int64_t K = p.shape.key_dim, V = p.shape.value_dim;
+  double loss = 0.0;
+  for (int64_t i = 0; i < p.n() * p.heads(); ++i) {
+    const int64_t hv = i % p.heads();
+    Doubles S(p.state.begin() + i * K * V, p.state.begin() + (i + 1) * K * V);
+    for (int64_t t = p.cu[i / p.heads()]; t < p.cu[i / p.heads() + 1]; ++t) {
+      const double* q = p.q.data() + t * p.keys() + hv / p.shape.ratio * K;
+      const double* k = p.k.data() + t * p.keys() + hv / p.shape.ratio * K;
+      const double* g = p.g.data() + t * p.gates() + hv * K;
+      const double b = p.erase[t * p.gates() + hv * K];
+      for (int64_t v = 0; v < V; ++v) {
+        double* row = S.data() + v * K;
+        const int64_t at = t * p.values() + hv * V + v;
+        double along = 0.0;
+        for (int64_t a = 0; a < K; ++a) along += row[a] * std::exp(g[a]) * k[a];
+        for (int64_t a = 0; a < K; ++a) {
+          row[a] = row[a] * std::exp(g[a]) + b * (p.v[at] - along) * k[a];
+          loss += p.d_o[at] * row[a] * q[a];
+        }
+      }
     }
-    EXPECT_LE(Error(g, expected.g), 1e-6);
-    EXPECT_LE(Error(beta, expected.beta), 1e-6);
+    for (int64_t a = 0; a < K * V; ++a) loss += p.d_final[i * K * V + a] * S[a];
+  }
+  return loss;
+}
+
+// One beta for all channels of erase and write is KDA: its gradients by differences, that of beta
+// summed over the channels.
+TEST(Gdn2Backward, ScalarBetaWithChannelDecayHasTheGradientsOfKda) {
+  for (int64_t ratio : {1, 2}) {
+    RuleShape shape;
+    shape.ratio = ratio;
+    shape.normalize = false;
+    shape.scale = 1.0f;
+    Gdn2Problem p(shape, true, 96);
+    const int64_t K = shape.key_dim, V = shape.value_dim;
+    Doubles beta;
+    for (int64_t i = 0; i < p.tokens() * p.heads(); ++i) beta.push_back(p.erase[i * K]);
+    const auto tie = [&] {
+      for (size_t i = 0; i < beta.size(); ++i) {
+        std::fill_n(p.erase.begin() + static_cast<std::ptrdiff_t>(i) * K, K, beta[i]);
+        std::fill_n(p.write.begin() + static_cast<std::ptrdiff_t>(i) * V, V, beta[i]);
+      }
+    };
+    tie();
+    auto loss = [&] { return KdaLoss(p); };
+    const Doubles d_q = FiniteDifferences(p.q, loss), d_k = FiniteDifferences(p.k, loss);
+    const Doubles d_v = FiniteDifferences(p.v, loss), d_g = FiniteDifferences(p.g, loss);
+    const Doubles d_state = FiniteDifferences(p.state, loss);
+    const Doubles d_beta = FiniteDifferences(beta, [&] {
+      tie();
+      return KdaLoss(p);
+    });
+    tie();
+    for (const Backend& backend : PlacesAndRef()) {
+      SCOPED_TRACE(backend.name);
+      const Gdn2Gradients got = p.Backward(backend);
+      ExpectGradient("d_q", got.q, d_q, Bound(backend));
+      ExpectGradient("d_k", got.k, d_k, Bound(backend));
+      ExpectGradient("d_v", got.v, d_v, Bound(backend));
+      ExpectGradient("d_g", got.g, d_g, Bound(backend));
+      ExpectGradient("d_state", got.state, d_state, Bound(backend));
+      ExpectGradient("d_beta", Plus(Summed(got.erase, K), Summed(got.write, V)), d_beta,
+                     2 * Bound(backend));
+    }
   }
 }
 
@@ -86,9 +181,7 @@ TEST(Gdn2Backward, T18ScalarGatesAreTheGatedDeltaRule) {
 TEST(Gdn2Backward, D5StrongDecayStaysFinite) {
   Gdn2Problem p(RuleShape{}, true, 97);
   for (size_t i = 0; i < p.g.size(); i += 3) p.g[i] = -1000.0;
-  std::vector<Backend> backends = PlacesUnderTest();
-  backends.push_back(kRef);
-  for (const Backend& backend : backends) {
+  for (const Backend& backend : PlacesAndRef()) {
     const Gdn2Gradients got = p.Backward(backend);
     for (const Floats* values :
          {&got.q, &got.k, &got.v, &got.g, &got.erase, &got.write, &got.state}) {
@@ -192,9 +285,8 @@ TEST(Gdn2Backward, RefusesEveryDamagedArgument) {
   good.d_erase = good.d_g + 64;
   good.d_write = good.d_g + 128;
   const auto bad = GDN_INVALID_ARGUMENT;
-  const std::vector<Misuse<Args>> cases = {
+  std::vector<Misuse<Args>> cases = {
       {"tokens", bad, [](Args& a) { a.tokens = -1; }},
-      {"cu_seqlens must end", bad, [](Args& a) { a.tokens = 1; }},
       {"cu_seqlens", bad, [](Args& a) { a.cu_seqlens = nullptr; }},
       {"value_heads", bad, [](Args& a) { a.value_heads = 5; }},
       {"gate_heads", bad, [](Args& a) { a.gate_heads = 3; }},
@@ -224,9 +316,15 @@ TEST(Gdn2Backward, RefusesEveryDamagedArgument) {
       {"d_write must", bad, [](Args& a) { a.d_write = nullptr; }},
       {"overlap", bad, [](Args& a) { a.v = a.d_v; }},
       {"overlap", bad, [](Args& a) { a.d_q = a.d_k; }}};
-  ExpectRefusals<Args>(good, {&d_q, &d_k, &d_v, &gates}, gdn_gdn2_backward, cases);
-  Execution execution(kRef);
-  EXPECT_EQ(gdn_gdn2_backward(execution.exec(), &good), GDN_WORKSPACE_TOO_SMALL);
+  if (DeviceMemoryUnderTest() == nullptr) {  // A device's offsets are read by its kernels alone.
+    cases.push_back({"cu_seqlens must end", bad, [](Args& a) { a.tokens = 1; }});
+  }
+  ExpectRefusals<Args>(good, {&d_q, &d_k, &d_v, &gates}, gdn_gdn2_backward, cases,
+                       CheckingPlaces());
+  for (const gdn_backend backend : CheckingPlaces()) {
+    const Execution execution({"", backend, 0});
+    EXPECT_EQ(gdn_gdn2_backward(execution.exec(), &good), GDN_WORKSPACE_TOO_SMALL) << backend;
+  }
 }
 
 }  // namespace

@@ -1,139 +1,22 @@
 #include "gdn/kernels/gdn2_gates.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/delta_rule_gradient_test_util.h"
-#include "kernels/gradient_test_util.h"
+#include "kernels/gdn2_gates_test_util.h"
 #include "kernels/refusal_test_util.h"
 
 namespace gdn::kernels {
 namespace {
 
-struct Gates {
-  Floats g, erase, write;
-};
-struct Gradients {
-  Floats f, b, w, a_log, dt_bias;
-};
-
-struct Problem {
-  int64_t tokens, heads, key_dim, width;
-  gdn2_decay decay;
-  float lower_bound = -5.0f;
-  float erase_scale = 1.0f;
-  bool with_a_log = true, with_dt_bias = true;
-  gdn_dtype dtype = GDN_F32;
-  Doubles f, b, w, a_log, dt_bias, d_g, d_erase, d_write;
-
-  Problem(gdn2_decay kind, uint32_t seed, int64_t T = 5, int64_t G = 3, int64_t K = 4,
-          int64_t W = 7, gdn_dtype type = GDN_F32)
-      : tokens(T), heads(G), key_dim(K), width(W), decay(kind), dtype(type) {
-    Random random(seed);
-    f = RandomDoubles(random, tokens * keys(), -3, 3);
-    b = RandomDoubles(random, tokens * keys(), -3, 3);
-    w = RandomDoubles(random, tokens * width, -3, 3);
-    a_log = RandomDoubles(random, heads, -1.5f, 1.0f);
-    dt_bias = RandomDoubles(random, keys(), -2, 1);
-    d_g = RandomDoubles(random, tokens * keys(), -1, 1);
-    d_erase = RandomDoubles(random, tokens * keys(), -1, 1);
-    d_write = RandomDoubles(random, tokens * width, -1, 1);
-  }
-  int64_t keys() const { return heads * key_dim; }
-
-  double G(int64_t i) const {
-    const int64_t channel = i % keys();
-    const double x = f[i] + (with_dt_bias ? dt_bias[channel] : 0.0);
-    const double rate = with_a_log ? std::exp(a_log[channel / key_dim]) : 1.0;
-    if (decay == GDN2_DECAY_BOUNDED) return double{lower_bound} / (1.0 + std::exp(-rate * x));
-    return -rate * (x > 20.0 ? x : std::log1p(std::exp(x)));
-  }
-  double Erase(int64_t i) const { return double{erase_scale} / (1.0 + std::exp(-b[i])); }
-  double Write(int64_t i) const { return 1.0 / (1.0 + std::exp(-w[i])); }
-  double Loss() const {
-    double loss = 0.0;
-    for (int64_t i = 0; i < tokens * keys(); ++i) loss += d_g[i] * G(i) + d_erase[i] * Erase(i);
-    for (int64_t i = 0; i < tokens * width; ++i) loss += d_write[i] * Write(i);
-    return loss;
-  }
-
-  struct Inputs {
-    Rows f, b, w;
-    Floats a_log, dt_bias;
-  };
-  Inputs MakeInputs() const {
-    return {Rows(dtype, tokens, keys(), 3, f), Rows(dtype, tokens, keys(), 0, b),
-            Rows(dtype, tokens, width, 1, w), ToFloats(a_log), ToFloats(dt_bias)};
-  }
-  gdn2_gates_args Args(Place& at, const Inputs& in) const {
-    gdn2_gates_args args{};
-    args.tokens = tokens;
-    args.gate_heads = heads;
-    args.key_dim = key_dim;
-    args.write_width = width;
-    args.f = in.f.In(at);
-    args.b = in.b.In(at);
-    args.w = in.w.In(at);
-    args.fbw_dtype = dtype;
-    args.f_token_stride = in.f.stride();
-    args.b_token_stride = in.b.stride();
-    args.w_token_stride = in.w.stride();
-    args.decay = decay;
-    args.lower_bound = decay == GDN2_DECAY_BOUNDED ? lower_bound : 0.0f;
-    args.a_log = with_a_log ? at.In(in.a_log) : nullptr;
-    args.dt_bias = with_dt_bias ? at.In(in.dt_bias) : nullptr;
-    args.erase_scale = erase_scale;
-    return args;
-  }
-
-  Gates Forward(const Backend& backend = kRef, gdn_dtype gate_dtype = GDN_F32) const {
-    const Inputs in = MakeInputs();
-    GuardedFloats g(tokens * keys());
-    Rows erase(gate_dtype, tokens + 1, keys(), 0), write(gate_dtype, tokens + 1, width, 0);
-    Place at(backend);
-    gdn2_gates_args args = Args(at, in);
-    args.g = g.Out(at);
-    args.erase = erase.Out(at);
-    args.write = write.Out(at);
-    args.gate_dtype = gate_dtype;
-    EXPECT_EQ(at.Call(gdn_gdn2_gates, args), GDN_OK) << gdn_last_error();
-    return {g.Take("g"), erase.Take(tokens), write.Take(tokens)};
-  }
-
-  Gradients Backward(const Backend& backend = kRef) const {
-    const Inputs in = MakeInputs();
-    const Floats d_g_in = ToFloats(d_g), d_erase_in = ToFloats(d_erase);
-    const Floats d_write_in = ToFloats(d_write);
-    Rows d_f(dtype, tokens + 1, keys(), 0), d_b(dtype, tokens + 1, keys(), 0);
-    Rows d_w(dtype, tokens + 1, width, 0);
-    GuardedFloats d_a_log(heads), d_dt_bias(keys());
-    Place at(backend);
-    gdn2_gates_backward_args args{};
-    args.forward = Args(at, in);
-    args.d_g = at.In(d_g_in);
-    args.d_erase = at.In(d_erase_in);
-    args.d_write = at.In(d_write_in);
-    args.d_f = d_f.Out(at);
-    args.d_b = d_b.Out(at);
-    args.d_w = d_w.Out(at);
-    args.d_a_log = with_a_log ? d_a_log.Out(at) : nullptr;
-    args.d_dt_bias = with_dt_bias ? d_dt_bias.Out(at) : nullptr;
-    EXPECT_EQ(at.Call(gdn_gdn2_gates_backward, args), GDN_OK) << gdn_last_error();
-    return {d_f.Take(tokens), d_b.Take(tokens), d_w.Take(tokens), d_a_log.Take("d_a_log"),
-            d_dt_bias.Take("d_dt_bias")};
-  }
-};
+using Problem = Gdn2GatesProblem;
 
 const int kUnknownDecay = 2;
 const std::vector<gdn2_decay> kDecays = {GDN2_DECAY_SOFTPLUS, GDN2_DECAY_BOUNDED};
-
-std::vector<Backend> AllBackends() {
-  std::vector<Backend> all = PlacesUnderTest();
-  all.push_back(kRef);
-  return all;
-}
 
 TEST(Gdn2Gates, EveryValueInEveryType) {
   for (gdn2_decay decay : kDecays) {
@@ -146,8 +29,8 @@ TEST(Gdn2Gates, EveryValueInEveryType) {
         erase.push_back(p.Erase(i));
       }
       for (int64_t i = 0; i < p.tokens * p.width; ++i) write.push_back(p.Write(i));
-      for (const Backend& backend : AllBackends()) {
-        const Gates got = p.Forward(backend, dtype);
+      for (const Backend& backend : PlacesAndRef()) {
+        const Gdn2Gates got = p.Forward(backend, dtype);
         EXPECT_LE(Error(got.g, ToFloats(g)), 1e-6);
         EXPECT_LE(Error(got.erase, ToFloats(erase)), RoundingBound(dtype));
         EXPECT_LE(Error(got.write, ToFloats(write)), RoundingBound(dtype));
@@ -175,9 +58,9 @@ TEST(Gdn2Gates, FiniteDifferencesOfEveryGradient) {
       const Doubles f = FiniteDifferences(p.f, loss), b = FiniteDifferences(p.b, loss);
       const Doubles w = FiniteDifferences(p.w, loss), a_log = FiniteDifferences(p.a_log, loss);
       const Doubles dt_bias = FiniteDifferences(p.dt_bias, loss);
-      for (const Backend& backend : AllBackends()) {
+      for (const Backend& backend : PlacesAndRef()) {
         const double bound = backend.backend == GDN_BACKEND_REF ? 2e-7 : 1e-6;
-        const Gradients got = p.Backward(backend);
+        const Gdn2GateGradients got = p.Backward(backend);
         ExpectGradient("d_f", got.f, f, bound);
         ExpectGradient("d_b", got.b, b, bound);
         ExpectGradient("d_w", got.w, w, bound);
@@ -192,26 +75,36 @@ TEST(Gdn2Gates, FiniteDifferencesOfEveryGradient) {
 TEST(Gdn2Gates, G6BoundedDecayWithoutParameters) {
   Problem p(GDN2_DECAY_BOUNDED, 105);
   p.with_a_log = p.with_dt_bias = false;
-  for (const Backend& backend : AllBackends()) {
-    const Gates gates = p.Forward(backend);
+  for (const Backend& backend : PlacesAndRef()) {
+    const Gdn2Gates gates = p.Forward(backend);
     for (int64_t i = 0; i < p.tokens * p.keys(); ++i) {
       EXPECT_NEAR(gates.g[i], -5.0 / (1.0 + std::exp(-p.f[i])), 1e-6);
     }
-    const Gradients got = p.Backward(backend);
+    const Gdn2GateGradients got = p.Backward(backend);
     ExpectGradient("d_f", got.f, FiniteDifferences(p.f, [&] { return p.Loss(); }), 1e-6);
     for (float value : got.a_log) EXPECT_TRUE(std::isnan(value)) << "not asked for";
   }
 }
 
-// T19: above 20 the derivative is exactly 1.
+// T19: above 20 value and derivative are those of torch's threshold form, exactly. One channel and
+// one token, so that the parameters' gradients are no sums.
 TEST(Gdn2Gates, T19SlopeAboveTheThresholdIsExactlyOne) {
-  Problem p(GDN2_DECAY_SOFTPLUS, 107);
-  for (double& value : p.f) value = 30.0;
-  for (double& value : p.dt_bias) value = 0.0;
-  for (double& value : p.a_log) value = 0.0;
-  for (const Backend& backend : AllBackends()) {
-    const Gradients got = p.Backward(backend);
-    for (size_t i = 0; i < p.f.size(); ++i) EXPECT_EQ(got.f[i], static_cast<float>(-p.d_g[i]));
+  for (float x : {20.0001f, 21.0f, 30.0f, 1e4f}) {
+    Problem p(GDN2_DECAY_SOFTPLUS, 107, 1, 5, 1, 3);
+    std::fill(p.f.begin(), p.f.end(), x);
+    std::fill(p.dt_bias.begin(), p.dt_bias.end(), 0.0);
+    std::fill(p.a_log.begin(), p.a_log.end(), 0.0);
+    for (const Backend& backend : PlacesAndRef()) {
+      SCOPED_TRACE(backend.name + " " + std::to_string(x));
+      for (float g : p.Forward(backend).g) EXPECT_EQ(g, -x);
+      const Gdn2GateGradients got = p.Backward(backend);
+      for (size_t i = 0; i < p.f.size(); ++i) {
+        const auto d_g = static_cast<float>(p.d_g[i]);
+        EXPECT_EQ(got.f[i], -d_g);
+        EXPECT_EQ(got.dt_bias[i], -d_g);
+        EXPECT_EQ(got.a_log[i], -d_g * x);
+      }
+    }
   }
 }
 
@@ -223,9 +116,9 @@ TEST(Gdn2Gates, X4SaturatedGatesStayFinite) {
       p.f[i] = i % 2 == 0 ? 1e4 : -1e4;
       p.b[i] = i % 3 == 0 ? 1e4 : -1e4;
     }
-    for (const Backend& backend : AllBackends()) {
-      const Gates gates = p.Forward(backend);
-      const Gradients got = p.Backward(backend);
+    for (const Backend& backend : PlacesAndRef()) {
+      const Gdn2Gates gates = p.Forward(backend);
+      const Gdn2GateGradients got = p.Backward(backend);
       for (const Floats* values : {&gates.g, &gates.erase, &got.f, &got.b, &got.w, &got.a_log}) {
         for (float value : *values) EXPECT_TRUE(std::isfinite(value)) << backend.name;
       }
@@ -237,15 +130,15 @@ TEST(Gdn2Gates, LongSequencesMatchRefWithAnyThreads) {
   for (gdn2_decay decay : kDecays) {
     for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
       const Problem p(decay, 111, 200, 3, 37, 65, dtype);
-      const Gradients expected = p.Backward();
-      const Gradients got = p.Backward(PlacesUnderTest()[0]);
+      const Gdn2GateGradients expected = p.Backward();
+      const Gdn2GateGradients got = p.Backward(PlacesUnderTest()[0]);
       EXPECT_LE(Error(got.f, expected.f), 2.0 * RoundingBound(dtype));
       EXPECT_LE(Error(got.b, expected.b), 2.0 * RoundingBound(dtype));
       EXPECT_LE(Error(got.w, expected.w), 2.0 * RoundingBound(dtype));
       EXPECT_LE(Error(got.a_log, expected.a_log), 4e-6);
       EXPECT_LE(Error(got.dt_bias, expected.dt_bias), 4e-6);
       for (const Backend& backend : RepeatsUnderTest()) {
-        const Gradients again = p.Backward(backend);
+        const Gdn2GateGradients again = p.Backward(backend);
         EXPECT_EQ(again.f, got.f);
         EXPECT_EQ(again.w, got.w);
         EXPECT_EQ(again.a_log, got.a_log);
@@ -300,7 +193,7 @@ TEST(Gdn2Gates, RefusesEveryDamagedArgument) {
   cases.push_back({"erase must", bad, [](Args& a) { a.erase = nullptr; }});
   cases.push_back({"write must", bad, [](Args& a) { a.write = nullptr; }});
   cases.push_back({"overlap", bad, [](Args& a) { a.w = a.write; }});
-  ExpectRefusals<Args>(good, {&out}, gdn_gdn2_gates, cases);
+  ExpectRefusals<Args>(good, {&out}, gdn_gdn2_gates, cases, CheckingPlaces());
 
   using Backward = gdn2_gates_backward_args;
   Backward backward{};
@@ -322,7 +215,8 @@ TEST(Gdn2Gates, RefusesEveryDamagedArgument) {
     backward_cases.push_back(
         {input.name, input.status, [&](Backward& a) { input.damage(a.forward); }});
   }
-  ExpectRefusals<Backward>(backward, {&out}, gdn_gdn2_gates_backward, backward_cases);
+  ExpectRefusals<Backward>(backward, {&out}, gdn_gdn2_gates_backward, backward_cases,
+                           CheckingPlaces());
 }
 
 }  // namespace

@@ -151,7 +151,8 @@ struct Gdn2Problem {
   }
 
   // With shape.normalize from q_hat, k_hat and rstd formed here in FP64.
-  Gdn2Gradients Backward(const Backend& backend = kRef) const {
+  Gdn2Gradients Backward(const Backend& backend = kRef,
+                         decltype(&gdn_gdn2_backward) op = gdn_gdn2_backward) const {
     Doubles q_hat = q, k_hat = k;
     Floats q_rstd, k_rstd;
     if (shape.normalize) {
@@ -211,7 +212,7 @@ struct Gdn2Problem {
     size_t bytes = 0;
     EXPECT_EQ(gdn_gdn2_backward_workspace(at.exec(), &args, &bytes), GDN_OK);
     at.SetWorkspace(bytes);
-    EXPECT_EQ(at.Call(gdn_gdn2_backward, args), GDN_OK) << gdn_last_error();
+    EXPECT_EQ(at.Call(op, args), GDN_OK) << gdn_last_error();
     return {d_q.Take(tokens()),     d_k.Take(tokens()),      d_v.Take(tokens()),
             d_g.Take("d_g"),        d_erase.Take("d_erase"), d_write.Take("d_write"),
             d_state.Take("d_state")};
@@ -276,6 +277,26 @@ struct Gdn2Problem {
     return loss;
   }
 };
+
+// Tokens [begin, end) of a sequence, alone.
+inline Gdn2Problem PartOf(const Gdn2Problem& p, int64_t sequence, int64_t begin, int64_t end) {
+  Gdn2Problem one = p;
+  one.shape.lengths = {static_cast<int32_t>(end - begin)};
+  one.cu = {0, static_cast<int32_t>(end - begin)};
+  const auto cut = [&](const Doubles& all, int64_t width) {
+    return Doubles(all.begin() + (p.cu[sequence] + begin) * width,
+                   all.begin() + (p.cu[sequence] + end) * width);
+  };
+  one.q = cut(p.q, p.keys());
+  one.k = cut(p.k, p.keys());
+  one.v = cut(p.v, p.values());
+  one.g = cut(p.g, p.gates());
+  one.erase = cut(p.erase, p.gates());
+  one.write = cut(p.write, p.values());
+  const int64_t slot = p.heads() * p.head_size();
+  one.state.assign(p.state.begin() + sequence * slot, p.state.begin() + (sequence + 1) * slot);
+  return one;
+}
 
 }  // namespace gdn::kernels
 

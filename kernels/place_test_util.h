@@ -37,6 +37,17 @@ inline std::vector<Backend> RepeatsUnderTest() {
   if (DeviceMemoryUnderTest() != nullptr) return std::vector<Backend>(3, PlacesUnderTest()[0]);
   return {{"cpu", GDN_BACKEND_CPU, 1}, {"cpu", GDN_BACKEND_CPU, 2}, {"cpu", GDN_BACKEND_CPU, 5}};
 }
+// And those with REF.
+inline std::vector<Backend> PlacesAndRef() {
+  std::vector<Backend> all = PlacesUnderTest();
+  all.push_back(kRef);
+  return all;
+}
+// Those whose argument checks this program tests.
+inline std::vector<gdn_backend> CheckingPlaces() {
+  if (DeviceMemoryUnderTest() != nullptr) return {GDN_BACKEND_CUDA};
+  return {GDN_BACKEND_REF, GDN_BACKEND_CPU};
+}
 inline bool OnDevice(const Backend& backend) { return backend.backend == GDN_BACKEND_CUDA; }
 
 // One call's context: the op's addresses of host buffers, its exec and its workspace.
@@ -68,12 +79,14 @@ class Place {
   void* Out(Tensor& host) { return Out(host.data(), host.bytes().size()); }
 
   const gdn_exec* exec() const { return execution_.exec(); }
-  // Poisoned, of exactly this size.
+  // Poisoned, of exactly this size, between guards that Call() looks at.
   void SetWorkspace(size_t bytes) {
     if (memory_ == nullptr) return execution_.SetWorkspace(bytes);
-    poison_.assign(bytes, 0xff);
+    workspace_.assign(bytes == 0 ? 0 : bytes + 2 * kGuardBytes, kGuardByte);
     execution_.mutable_exec()->workspace =
-        bytes == 0 ? nullptr : Bring(poison_.data(), bytes, false);
+        bytes == 0 ? nullptr
+                   : static_cast<uint8_t*>(Bring(workspace_.data(), workspace_.size(), true)) +
+                         kGuardBytes;
     execution_.mutable_exec()->workspace_bytes = bytes;
   }
   template <typename Args>
@@ -81,6 +94,11 @@ class Place {
     const gdn_status status = op(exec(), &args);
     for (const Mirror& mirror : mirrors_) {
       if (mirror.out) memory_->download(mirror.host, mirror.device, mirror.bytes);
+    }
+    if (!workspace_.empty()) {
+      ExpectGuard(workspace_.data(), kGuardBytes, "before the workspace");
+      ExpectGuard(workspace_.data() + workspace_.size() - kGuardBytes, kGuardBytes,
+                  "behind the workspace");
     }
     return status;
   }
@@ -110,7 +128,7 @@ class Place {
   Execution execution_;
   const DeviceMemory* memory_ = nullptr;
   std::vector<Mirror> mirrors_;
-  std::vector<uint8_t> poison_;
+  std::vector<uint8_t> workspace_;  // with its guards, as they come back
 };
 
 }  // namespace gdn::kernels

@@ -14,6 +14,7 @@
 
 #include "gdn/kernels/cpu_pool.h"
 #include "gdn/kernels/types.h"
+#include "gtest/gtest.h"
 #include "kernels/common/convert.h"
 
 namespace gdn::kernels {
@@ -94,7 +95,21 @@ inline std::vector<Backend> BackendsUnderTest() {
 }
 inline const Backend kRef{"ref", GDN_BACKEND_REF, 0};
 
-// An execution context with its own pool, and a workspace whose size is exactly the one asked for.
+// Bytes before and behind a buffer under test that an op must leave alone; the buffer keeps its
+// alignment. They are NaNs: what reads them shows.
+inline constexpr size_t kGuardBytes = 64;
+inline constexpr uint8_t kGuardByte = 0xff;
+
+inline void ExpectGuard(const uint8_t* guard, size_t bytes, const char* where) {
+  for (size_t i = 0; i < bytes; ++i) {
+    if (guard[i] == kGuardByte) continue;
+    ADD_FAILURE() << "written " << where << ", guard byte " << i;
+    return;
+  }
+}
+
+// An execution context with its own pool, and a workspace of exactly the size asked for between
+// guards.
 class Execution {
  public:
   explicit Execution(const Backend& backend) {
@@ -102,23 +117,37 @@ class Execution {
     if (backend.threads > 0) pool_.reset(gdn_cpu_pool_create(backend.threads, /*spin_us=*/20));
     exec_.pool = pool_.get();
   }
+  Execution(const Execution&) = delete;
+  Execution& operator=(const Execution&) = delete;
+  ~Execution() { ExpectGuards(); }
   const gdn_exec* exec() const { return &exec_; }
   gdn_exec* mutable_exec() { return &exec_; }
   // Poisoned, aligned to 64 bytes.
   void SetWorkspace(size_t bytes) {
-    workspace_.reset(bytes == 0 ? nullptr : std::aligned_alloc(64, (bytes + 63) / 64 * 64));
-    if (bytes != 0) std::memset(workspace_.get(), 0xff, bytes);
-    exec_.workspace = workspace_.get();
-    exec_.workspace_bytes = bytes;
+    ExpectGuards();
+    guarded_bytes_ = bytes == 0 ? 0 : (bytes + 2 * kGuardBytes + 63) / 64 * 64;
+    memory_.reset(bytes == 0 ? nullptr : std::aligned_alloc(64, guarded_bytes_));
+    if (bytes != 0) std::memset(memory_.get(), kGuardByte, guarded_bytes_);
+    exec_.workspace = bytes == 0 ? nullptr : Memory() + kGuardBytes;
+    workspace_bytes_ = exec_.workspace_bytes = bytes;
   }
 
  private:
+  uint8_t* Memory() const { return static_cast<uint8_t*>(memory_.get()); }
+  void ExpectGuards() const {
+    if (memory_ == nullptr) return;
+    ExpectGuard(Memory(), kGuardBytes, "before the workspace");
+    const size_t end = kGuardBytes + workspace_bytes_;
+    ExpectGuard(Memory() + end, guarded_bytes_ - end, "behind the workspace");
+  }
   struct Free {
     void operator()(void* p) const { std::free(p); }
   };
   gdn_exec exec_{};
   Pool pool_;
-  std::unique_ptr<void, Free> workspace_;
+  std::unique_ptr<void, Free> memory_;
+  size_t guarded_bytes_ = 0;
+  size_t workspace_bytes_ = 0;  // A test may tell the op of fewer.
 };
 
 // The bound on the relative L2 error of a result rounded once to `dtype`.

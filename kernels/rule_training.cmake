@@ -10,7 +10,7 @@ target_sources(gdn_kernels PRIVATE capi/delta_rule_saved.cc)
 gdn_test(kernels_rule_training_test
   SRCS causal_conv_backward_test.cc delta_rule_backward_test.cc
        delta_rule_training_contract_test.cc gates_backward_test.cc gdn2_backward_test.cc
-       gdn2_gates_test.cc gdn2_test.cc
+       gdn2_gates_test.cc gdn2_test.cc rule_numerics_test.cc rule_requests_test.cc
   DEPS gdn_kernels
   LABELS "unit;tsan" TIMEOUT 300)
 
@@ -20,9 +20,10 @@ if(GDN_CUDA)
     cuda/gdn2_chunk.cu cuda/gdn2_gates.cu)
   # The CPU's tests on a GPU, where their bodies hold CUDA against REF.
   gdn_test(kernels_cuda_rule_training_test
-    SRCS delta_rule_backward_test.cc gdn2_backward_test.cc gdn2_gates_test.cc gdn2_test.cc
-         cuda/delta_rule_backward_chunk_test.cc cuda/gdn2_chunk_test.cc
-         cuda/rule_training_environment.cc
+    SRCS delta_rule_backward_test.cc delta_rule_training_contract_test.cc gdn2_backward_test.cc
+         gdn2_gates_test.cc gdn2_test.cc rule_numerics_test.cc rule_requests_test.cc
+         cuda/delta_rule_backward_chunk_test.cc cuda/gdn2_chunk_test.cc cuda/rule_bits_test.cc
+         cuda/rule_strides_test.cc cuda/rule_training_environment.cc
     DEPS gdn_kernels
     LABELS gpu TIMEOUT 300 PREFIX Cuda.)
   if(GDN_BENCH)
