@@ -311,7 +311,7 @@ class Bench {
       if (options_.streams < 0) {
         Must(gdn_fused_prefill(&exec, &fused));
       } else {
-        const gdn::cuda::PrefillPlan plan = {options_.streams};
+        const gdn::cuda::PrefillPlan plan = {options_.streams, false};
         Must(gdn::cuda::LaunchWayIn(exec, fused, chunks_at, plan));
         Must(gdn::cuda::LaunchWalk(exec, device, fused, chunks_at, plan));
       }
@@ -319,17 +319,20 @@ class Bench {
     std::printf("%2lld:%-4lld %3lldx%-5lld", static_cast<long long>(key_heads),
                 static_cast<long long>(value_heads), static_cast<long long>(c.sequences),
                 static_cast<long long>(c.length));
-    // The fused op's parts, on the chunks that it has just left.
+    // The fused op's parts, one after the other, on the chunks that it has just left.
+    gdn::cuda::PrefillPlan in_turn = gdn::cuda::PlanPrefill(device, fused);
+    in_turn.stream_blocks = 0;
     const auto run_in = [&](int i) {
       l.x = x.get() + i % layers * tokens * line;
-      Must(gdn::cuda::LaunchWayIn(exec, fused, chunks_at, {0}));
+      Must(gdn::cuda::LaunchWayIn(exec, fused, chunks_at, in_turn));
     };
     const auto run_walk = [&](int i) {
       const int64_t layer = i % layers;
       l.x = x.get() + layer * tokens * line;
       l.y = y.get() + layer * tokens * values;
       l.state = state.get() + layer * state_size;
-      Must(gdn::cuda::LaunchWalk(exec, device, fused, chunks_at, {0}));
+      l.conv_state = conv_state.get() + layer * c.sequences * (kWidth - 1) * channels;
+      Must(gdn::cuda::LaunchWalk(exec, device, fused, chunks_at, in_turn));
     };
     if (options_.host) {
       const HostTime call = TimeHost(run_fused);

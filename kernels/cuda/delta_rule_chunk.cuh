@@ -141,8 +141,9 @@ __device__ inline bool NextChunk(const Params& p, Cursor* at) {
 }
 
 // Waits at the barrier of the slot of the block's n-th chunk for that chunk.
-__device__ inline void WaitFor(ArrivalBarrier (&barriers)[kSlots], uint32_t n) {
-  barriers[n % kSlots].Wait(n / kSlots % 2);
+template <uint32_t kCount>
+__device__ inline void WaitFor(ArrivalBarrier (&barriers)[kCount], uint32_t n) {
+  barriers[n % kCount].Wait(n / kCount % 2);
 }
 
 // Hides where a value comes from, so that what follows from it is computed anew in each turn of a

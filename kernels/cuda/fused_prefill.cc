@@ -49,8 +49,8 @@ size_t Divide(const gdn_fused_prefill_args& args, void* workspace, PreparedChunk
   chunks->values = parts.Take(slots * a.value_heads * int64_t{2 * kChunk * kChunk * 2});
   // Two triangles without their quarter of zeros.
   chunks->mixes = parts.Take(slots * a.value_heads * int64_t{2 * kChunk * kChunk * 2 * 3 / 4});
-  chunks->scalars = parts.Take(slots * a.value_heads * int64_t{2 * kChunk * 4 + 16});
-  const int64_t items = slots * ChunkItems(a.key_heads, a.value_heads);
+  chunks->scalars = parts.Take(slots * a.value_heads * int64_t{3 * kChunk * 4 + 16});
+  const int64_t items = slots * ChunkItems(a.key_heads, a.value_heads, {0, false});
   chunks->ready = static_cast<uint32_t*>(parts.Take((items + 1) * 4));
   return parts.size();
 }

@@ -11,8 +11,8 @@
 namespace gdn::cuda {
 
 // Chunks that are prepared, in slots (chunk_slots.cuh) with the layout of fused_prefill_chunk.cuh:
-// of each slot Keys of each key head, and a tile of values, two Triangles and WalkScalars of each
-// value head.
+// of each slot Keys of each key head, and a tile of values (unless the walk convolves them), two
+// Triangles and WalkScalars of each value head.
 struct PreparedChunks {
   void* keys = nullptr;
   void* values = nullptr;
@@ -21,16 +21,19 @@ struct PreparedChunks {
   uint32_t* ready = nullptr;  // See LaunchWayIn; a word an item, and one.
 };
 
-// Items of a slot that are prepared at once.
-constexpr int64_t ChunkItems(int64_t key_heads, int64_t value_heads) {
-  return key_heads + (value_heads + 1) / 2;
-}
-
 // How a call is divided. Whatever it is, the results are the same bits.
 struct PrefillPlan {
   // Multiprocessors that prepare chunks while the others walk them; 0: all do, one after the other.
   int stream_blocks;
+  // The walk convolves v, with its convolution's state, instead of the way in; not with
+  // stream_blocks. Less memory traffic, but more work in the walk.
+  bool walk_convolves;
 };
+
+// Items of a slot that are prepared at once: key heads, then pairs of value heads.
+constexpr int64_t ChunkItems(int64_t key_heads, int64_t value_heads, const PrefillPlan& plan) {
+  return key_heads + (plan.walk_convolves ? 0 : (value_heads + 1) / 2);
+}
 PrefillPlan PlanPrefill(const Device& device, const gdn_fused_prefill_args& args);
 
 // Where the op keeps its chunks in a workspace; for the benchmark of its parts.
@@ -41,7 +44,8 @@ void FusedPrefillChunks(const gdn_fused_prefill_args& args, void* workspace,
 bool CoversFusedPrefill(const Device& device, const gdn_fused_prefill_args& args);
 
 // All that does not depend on a state: convolution, SiLU, norms of q and k, gates, and the two
-// matrices of each chunk. Fills the chunks, and carries the convolution's state.
+// matrices of each chunk. Fills the chunks, and carries the convolution's state; of v only if the
+// walk does not.
 gdn_status LaunchWayIn(const gdn_exec& exec, const gdn_fused_prefill_args& args,
                        const PreparedChunks& chunks, const PrefillPlan& plan);
 

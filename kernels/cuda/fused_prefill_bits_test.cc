@@ -22,7 +22,7 @@ TEST_F(FusedPrefillBits, ASequenceAloneAndAmongOthers) {
     const PrefillCall before(shape, lengths);
     const PrefillCall together = Result(before);
     // More units than blocks.
-    for (const cuda::PrefillPlan& plan : {kInTurn, kStream, kWideStream}) {
+    for (const cuda::PrefillPlan& plan : {kInTurn, kWalkConvolves, kStream, kWideStream}) {
       ExpectSameBits(Result(before, plan), together);
     }
     for (int64_t i : {5, 77, 127}) {
@@ -78,7 +78,7 @@ TEST_F(FusedPrefillBits, CheckpointsAreTheStatesAfterPrefixes) {
     const PrefillCall before = WithCheckpoints(unmarked, c.every);
     PrefillCall got = Result(before);
     EXPECT_TRUE(got.y.bytes() == plain.y.bytes());
-    for (const cuda::PrefillPlan& plan : {kInTurn, kStream, kWideStream}) {
+    for (const cuda::PrefillPlan& plan : {kInTurn, kWalkConvolves, kStream, kWideStream}) {
       ExpectSameBits(Result(before, plan), got);
     }
     // Each is what the prefix alone leaves; with them put back, nothing else differs.
@@ -172,6 +172,7 @@ TEST_F(FusedPrefillBits, AThousandRepeats) {
     shape.spare_slots = 0;
     const PrefillCall before(shape, {200, 64, 500, 1, 33});
     ExpectSameBitsAgainAndAgain(before, kInTurn);
+    ExpectSameBitsAgainAndAgain(before, kWalkConvolves);
     ExpectSameBitsAgainAndAgain(before, state == GDN_F32 ? kStream : kWideStream);
   }
 }
@@ -186,15 +187,20 @@ TEST_F(FusedPrefillBits, AThousandRepeatsOfAPromptThatStreams) {
 }
 
 // One long sequence leaves multiprocessors to the way in, in pairs; neither a short one nor many
-// do. Needs no GPU.
+// do. Where most of them walk, the walk convolves v. Needs no GPU.
 TEST(FusedPrefillPlan, StreamsWhereTheWalkLeavesRoom) {
-  const auto streams = [](int64_t key_heads, int64_t value_heads, int64_t rows, int64_t tokens) {
+  const auto plan = [](int64_t key_heads, int64_t value_heads, int64_t rows, int64_t tokens) {
     gdn_fused_prefill_args args{};
     args.tokens = tokens;
     args.layer.rows = rows;
     args.layer.key_heads = key_heads;
     args.layer.value_heads = value_heads;
-    return cuda::PlanPrefill({90, 132}, args).stream_blocks;
+    return cuda::PlanPrefill({90, 132}, args);
+  };
+  const auto streams = [&](auto... shape) {
+    const cuda::PrefillPlan p = plan(shape...);
+    EXPECT_FALSE(p.stream_blocks > 0 && p.walk_convolves);
+    return p.stream_blocks;
   };
   for (const int64_t tokens : {2048, 8192, 131072}) {
     EXPECT_EQ(streams(16, 32, 1, tokens), 68);  // What the walk's 64 blocks leave.
@@ -205,6 +211,9 @@ TEST(FusedPrefillPlan, StreamsWhereTheWalkLeavesRoom) {
   EXPECT_EQ(streams(16, 48, 1, 131072), 0);
   EXPECT_EQ(streams(16, 32, 8, 65536), 0);
   EXPECT_EQ(streams(16, 32, 128, 65536), 0);
+  EXPECT_FALSE(plan(16, 32, 1, 1024).walk_convolves);
+  EXPECT_TRUE(plan(16, 48, 1, 131072).walk_convolves);
+  EXPECT_TRUE(plan(16, 32, 8, 65536).walk_convolves);
 }
 
 TEST_F(FusedPrefillBits, AReplayedGraphServesOtherLengths) {
@@ -215,8 +224,8 @@ TEST_F(FusedPrefillBits, AReplayedGraphServesOtherLengths) {
   DevicePrefill device(call);
   const Stream stream;
   const PrefillWorkspace workspace(stream.Exec(), device.prefill);
-  for (const cuda::PrefillPlan& plan : {kAuto, kStream, kWideStream}) {
-    SCOPED_TRACE("stream " + std::to_string(plan.stream_blocks));
+  for (const cuda::PrefillPlan& plan : {kAuto, kWalkConvolves, kStream, kWideStream}) {
+    SCOPED_TRACE(NameOf(plan));
     const CapturedGraph graph(stream, [&] { Enqueue(workspace.exec(), device.prefill, plan); });
     for (const std::vector<int32_t>& lengths : {std::vector<int32_t>{100, 28, 72}, {0, 200, 0}}) {
       PrefillCall other = before;

@@ -2,18 +2,24 @@
 // chunk after the other is short. With the formulas of delta_rule_chunk.cuh, of chunks aligned to
 // their sequence's start, rows past its end zeros:
 //     Keys         k and q of unit norm, FP16, of a key head
-//     values       beta v as FP16, two panels of 64 columns
+//     values       beta v as FP16, two panels of 64 columns, unless the walk convolves them
 //     Triangle     T, and P times the scale of the output, two after each other
 //     WalkScalars  the coefficients
 #ifndef KERNELS_CUDA_FUSED_PREFILL_CHUNK_CUH_
 #define KERNELS_CUDA_FUSED_PREFILL_CHUNK_CUH_
+
+#include <algorithm>
+#include <cstdint>
 
 #include "gdn/kernels/fused_prefill.h"
 #include "kernels/cuda/delta_rule_chunk.cuh"
 
 namespace gdn::cuda::chunk {
 
+constexpr int kPast = 3;  // Inputs of the convolution before a token.
+
 struct alignas(16) WalkScalars {
+  float beta[kChunk];
   float query[kChunk];        // exp(G) times the scale of the output.
   __half remembered[kChunk];  // beta exp(G): of what the state predicts.
   __half to_end[kChunk];      // exp(G_63 - G).
@@ -45,7 +51,6 @@ struct PaddedTriangle {
 // All coefficients that the preparation itself uses, of keys of unit norm.
 struct InScalars {
   WalkScalars walk;
-  float beta[kChunk];
   float log_decay[kChunk];
   __half to_block_end[kChunk];  // exp(G_e - G), e the last token of the same 16.
 };
@@ -58,12 +63,14 @@ struct Checkpoints {
     return slots[begin[sequence] + chunks / every - 1];
   }
 
-  int64_t every;  // In chunks; 0: there are none.
+  int32_t every;  // In chunks; 0: there are none.
   const int64_t* begin;
   const int64_t* slots;
 };
 inline Checkpoints CheckpointsOf(const gdn_fused_prefill_args& args) {
-  return {args.checkpoint_every / kChunk, args.checkpoint_begin, args.checkpoint_slots};
+  // No sequence has more chunks.
+  const int64_t every = std::min<int64_t>(args.checkpoint_every / kChunk, INT32_MAX);
+  return {static_cast<int32_t>(every), args.checkpoint_begin, args.checkpoint_slots};
 }
 
 constexpr int64_t kValueTileBytes = 2 * kPanelElements * 2;

@@ -14,7 +14,6 @@
 namespace gdn::cuda::chunk {
 
 constexpr int kConvRows = 32;  // Tokens of a warp.
-constexpr int kPast = 3;
 
 using Panel = uint16_t[kPanelElements];
 

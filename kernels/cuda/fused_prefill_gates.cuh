@@ -60,7 +60,7 @@ __device__ inline void FormGates(const RawGates<X>& raw, const GateWeights& weig
     to->walk.to_end[i] = __float2half_rn(DecayBetween(end, prefix[half]));
     const float block_end = __shfl_sync(kFullMask, prefix[half], lane | 15);
     to->to_block_end[i] = __float2half_rn(DecayBetween(block_end, prefix[half]));
-    to->beta[i] = beta[half];
+    to->walk.beta[i] = beta[half];
     to->log_decay[i] = prefix[half];
   }
   if (lane == 0) to->walk.end = DecayBetween(end, 0.0f);

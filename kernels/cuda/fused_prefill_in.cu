@@ -31,7 +31,7 @@ struct InParams {
   Checkpoints checkpoints;
   float scale;
   int32_t ratio;
-  int32_t parts;  // Items of a slot: key heads, then pairs of value heads.
+  int32_t parts;  // Items of a slot: see ChunkItems.
   char* keys;
   char* values;
   char* mixes;
@@ -422,7 +422,7 @@ gdn_status LaunchWayIn(const gdn_exec& exec, const gdn_fused_prefill_args& args,
   p.checkpoints = CheckpointsOf(args);
   p.scale = OutputScale(a.scale);
   p.ratio = static_cast<int32_t>(a.value_heads / a.key_heads);
-  p.parts = static_cast<int32_t>(ChunkItems(a.key_heads, a.value_heads));
+  p.parts = static_cast<int32_t>(ChunkItems(a.key_heads, a.value_heads, plan));
   p.keys = static_cast<char*>(chunks.keys);
   p.values = static_cast<char*>(chunks.values);
   p.mixes = static_cast<char*>(chunks.mixes);

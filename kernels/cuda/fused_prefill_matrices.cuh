@@ -77,7 +77,7 @@ __device__ inline void FormDiagonal(const InScalars& scalars,
   const int place = lane / 4;
   const int row = 16 * warp + place;
   const float log_decay[2] = {scalars.log_decay[row], scalars.log_decay[row + 8]};
-  const float beta[2] = {scalars.beta[row], scalars.beta[row + 8]};
+  const float beta[2] = {scalars.walk.beta[row], scalars.walk.beta[row + 8]};
 #pragma unroll
   for (int u = 0; u < 2; ++u) {
     const int column = 8 * u + lane % 4 * 2;
@@ -107,7 +107,7 @@ __device__ inline void FormMatrices(const InScalars& scalars, PackedSystem& syst
                                     int lane, const uint32_t (&kk)[16], const uint32_t (&qk)[16]) {
   const int row = 16 * warp + lane / 4;
   const float log_decay[2] = {scalars.log_decay[row], scalars.log_decay[row + 8]};
-  const float beta[2] = {scalars.beta[row], scalars.beta[row + 8]};
+  const float beta[2] = {scalars.walk.beta[row], scalars.walk.beta[row + 8]};
 #pragma unroll
   for (int block = 0; block < 4; ++block) {
     if (block >= 2 && warp < 2) break;  // The quarter of zeros.

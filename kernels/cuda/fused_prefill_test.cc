@@ -205,8 +205,8 @@ TEST_F(FusedPrefill, MoreSequencesThanAGridDimension) {
   call.read.back() = one.read[0];
   call.write.back() = one.write[0];
   const PrefillCall alone = Result(one);
-  for (const cuda::PrefillPlan& plan : {kAuto, kInTurn, kStream, kWideStream}) {
-    SCOPED_TRACE("stream " + std::to_string(plan.stream_blocks));
+  for (const cuda::PrefillPlan& plan : {kAuto, kInTurn, kWalkConvolves, kStream, kWideStream}) {
+    SCOPED_TRACE(NameOf(plan));
     ExpectSameBits(Result(call, plan), alone);
   }
 }

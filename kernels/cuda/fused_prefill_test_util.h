@@ -112,10 +112,16 @@ inline FusedShape TunedShape(int64_t key_heads = 2, int64_t ratio = 2) {
 }
 
 // Ways to divide a call; Auto is the library's own.
-inline constexpr cuda::PrefillPlan kAuto = {-1};
-inline constexpr cuda::PrefillPlan kInTurn = {0};
-inline constexpr cuda::PrefillPlan kStream = {2};
-inline constexpr cuda::PrefillPlan kWideStream = {41};  // Not in pairs.
+inline constexpr cuda::PrefillPlan kAuto = {-1, false};
+inline constexpr cuda::PrefillPlan kInTurn = {0, false};
+inline constexpr cuda::PrefillPlan kWalkConvolves = {0, true};
+inline constexpr cuda::PrefillPlan kStream = {2, false};
+inline constexpr cuda::PrefillPlan kWideStream = {41, false};  // Not in pairs.
+
+inline std::string NameOf(const cuda::PrefillPlan& plan) {
+  return plan.walk_convolves ? "the walk convolves"
+                             : "stream " + std::to_string(plan.stream_blocks);
+}
 
 // exec has the workspace.
 inline void Enqueue(const gdn_exec& exec, const gdn_fused_prefill_args& args,
@@ -284,8 +290,8 @@ inline void ExpectLikeRef(const PrefillCall& before, double y_bound = 5e-3,
 // A call that the tuned kernels cover: with any plan the same bits, close to REF's.
 inline void ExpectTunedLikeRef(const PrefillCall& before) {
   const PrefillCall in_turn = Result(before, kInTurn);
-  for (const cuda::PrefillPlan& plan : {kAuto, kStream, kWideStream}) {
-    SCOPED_TRACE("stream " + std::to_string(plan.stream_blocks));
+  for (const cuda::PrefillPlan& plan : {kAuto, kWalkConvolves, kStream, kWideStream}) {
+    SCOPED_TRACE(NameOf(plan));
     ExpectSameBits(Result(before, plan), in_turn);
   }
   ExpectLikeRef(before);

@@ -6,6 +6,8 @@
 #include "kernels/cuda/fused_prefill_walk_load.cuh"
 #include "kernels/cuda/fused_prefill_walk_output.cuh"
 #include "kernels/cuda/fused_prefill_walk_state.cuh"
+#include "kernels/cuda/fused_prefill_walk_values.cuh"
+#include "kernels/cuda/tensor_map.h"
 
 namespace gdn::cuda {
 namespace {
@@ -15,19 +17,21 @@ using namespace chunk;  // NOLINT(build/namespaces)
 constexpr char kOp[] = "fused_prefill";
 constexpr int kSharedAlignment = kPanelAlignment;
 
-constexpr int kThreads = kGroup * (1 + kOutputs + 1);
+constexpr int kThreads = kGroup * 4;
 // Registers of a role's threads: together all that a multiprocessor has.
 constexpr int kStateRegisters = 240;
-constexpr int kOutputRegisters = 112;
 constexpr int kLoadRegisters = 48;
+constexpr int kValueRegisters = 96;
+// Alone the output role keeps the 128 that it starts with.
+constexpr int kOutputRegisters = 112;
 
-template <typename X, bool kPlain, bool kStream>
+template <typename X, bool kPlain, Form kForm>
 __global__ void __launch_bounds__(kThreads, 1) WalkKernel(const __grid_constant__ WalkParams p) {
 #ifdef GDN_WGMMA
   extern __shared__ char raw[];
   auto& shared = *reinterpret_cast<WalkShared*>(
       raw + (kSharedAlignment - SharedAddress(raw) % kSharedAlignment) % kSharedAlignment);
-  if (threadIdx.x == 0) shared.Init(kMovers<kStream>);
+  if (threadIdx.x == 0) shared.Init(kMovers<kForm>, kOutputs<kForm>);
   shared.ClearTriangles();
   __syncthreads();  // The cluster's barrier orders no memory.
   // The other block sends to this one's barriers.
@@ -37,25 +41,29 @@ __global__ void __launch_bounds__(kThreads, 1) WalkKernel(const __grid_constant_
   const int group = thread / kGroup;
   if (group == 0) {
     ShrinkRegisters<kLoadRegisters>();
-    constexpr int kFirstMover = kGroup - kMovers<kStream>;
-    if (thread == 0) LoadRole<kStream>(p, shared);
-    if (kStream && thread / 32 == 1) WatchRole(p, shared, thread % 32);
-    if (thread >= kFirstMover) MoveRole<kMovers<kStream>>(p, shared, thread - kFirstMover);
-  } else if (group <= kOutputs) {
-    ShrinkRegisters<kOutputRegisters>();
-    WalkOutput<X, kPlain>(p, shared, thread - kGroup).Run();
+    constexpr int kFirstMover = kGroup - kMovers<kForm>;
+    if (thread == 0) LoadRole<kForm>(p, shared);
+    if (kForm == Form::kStreamed && thread / 32 == 1) WatchRole(p, shared, thread % 32);
+    if (thread >= kFirstMover) MoveRole<kMovers<kForm>>(p, shared, thread - kFirstMover);
+  } else if (kForm == Form::kConvolved && group == 1) {
+    ShrinkRegisters<kValueRegisters>();
+    WalkValues<X>(p, shared, thread - kGroup).Run();
+  } else if (group < 3) {
+    if constexpr (kForm != Form::kConvolved) ShrinkRegisters<kOutputRegisters>();
+    constexpr int kFirst = (3 - kOutputs<kForm>)*kGroup;
+    WalkOutput<X, kPlain, kForm>(p, shared, thread - kFirst).Run();
   } else {
     GrowRegisters<kStateRegisters>();
-    WalkState(p, shared, thread % kGroup).Run();
+    WalkState<kForm>(p, shared, thread % kGroup).Run();
   }
 #endif
 }
 
-template <typename X, bool kPlain, bool kStream>
+template <typename X, bool kPlain, Form kForm>
 gdn_status LaunchKernel(const gdn_exec& exec, const Device& device, WalkParams& p) {
   constexpr size_t kBytes = sizeof(WalkShared) + kSharedAlignment;
   static_assert(kBytes <= 232448);
-  const cudaError_t error = AllowSharedMemory<WalkKernel<X, kPlain, kStream>>(kBytes, false);
+  const cudaError_t error = AllowSharedMemory<WalkKernel<X, kPlain, kForm>>(kBytes, false);
   if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   p.units = static_cast<int32_t>(p.args.sequences * p.args.value_heads * kParts);
   const int most = device.multiprocessors / kParts * kParts;
@@ -71,20 +79,24 @@ gdn_status LaunchKernel(const gdn_exec& exec, const Device& device, WalkParams& 
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   config.attrs = attributes;
   config.numAttrs = 2;
-  cudaLaunchKernelEx(&config, WalkKernel<X, kPlain, kStream>, p);
+  cudaLaunchKernelEx(&config, WalkKernel<X, kPlain, kForm>, p);
   return CheckLaunch(kOp);
 }
 
-template <typename X>
-gdn_status Launch(const gdn_exec& exec, const Device& device, WalkParams& p) {
+template <typename X, Form kForm>
+gdn_status LaunchForm(const gdn_exec& exec, const Device& device, WalkParams& p) {
   const bool plain =
       p.layer.round_o == 0 && p.layer.round_before_gate == 0 && p.layer.activation == GDN_GATE_SILU;
-  if (p.ready != nullptr) {
-    return plain ? LaunchKernel<X, true, true>(exec, device, p)
-                 : LaunchKernel<X, false, true>(exec, device, p);
-  }
-  return plain ? LaunchKernel<X, true, false>(exec, device, p)
-               : LaunchKernel<X, false, false>(exec, device, p);
+  return plain ? LaunchKernel<X, true, kForm>(exec, device, p)
+               : LaunchKernel<X, false, kForm>(exec, device, p);
+}
+
+template <typename X>
+gdn_status Launch(const gdn_exec& exec, const Device& device, const PrefillPlan& plan,
+                  WalkParams& p) {
+  if (plan.stream_blocks > 0) return LaunchForm<X, Form::kStreamed>(exec, device, p);
+  if (plan.walk_convolves) return LaunchForm<X, Form::kConvolved>(exec, device, p);
+  return LaunchForm<X, Form::kTiles>(exec, device, p);
 }
 
 bool IsVector(const void* data, int64_t stride, int64_t offset = 0) {
@@ -128,8 +140,12 @@ PrefillPlan PlanPrefill(const Device& device, const gdn_fused_prefill_args& args
   const int64_t heads = 3 * a.key_heads + a.value_heads;
   const int64_t work = a.rows * heads;
   const int64_t left = device.multiprocessors - 2 * a.rows * a.value_heads;
-  if (3 * work > 4 * left || args.tokens < kLeastWork / heads) return {0};
-  return {static_cast<int>(std::min(left, std::max(kLeastBlocks, work + work % 2)))};
+  if (3 * work > 4 * left || args.tokens < kLeastWork / heads) {
+    // Where most multiprocessors walk, memory is the bound, and the walk convolves v; where few do,
+    // its chain of chunks is, which that makes longer.
+    return {0, 3 * kParts * a.rows * a.value_heads >= 2 * device.multiprocessors};
+  }
+  return {static_cast<int>(std::min(left, std::max(kLeastBlocks, work + work % 2))), false};
 }
 
 gdn_status LaunchWalk(const gdn_exec& exec, const Device& device,
@@ -159,7 +175,16 @@ gdn_status LaunchWalk(const gdn_exec& exec, const Device& device,
   p.scalars = static_cast<const char*>(chunks.scalars);
   p.ready = plan.stream_blocks > 0 ? chunks.ready : nullptr;
   p.slots = ChunkSlots(args.tokens, a.rows);
-  return a.dtype == GDN_BF16 ? Launch<Bf16>(exec, device, p) : Launch<F16>(exec, device, p);
+  if (plan.walk_convolves && args.tokens > 0) {
+    cudaError_t error = PrepareTensorMaps();
+    if (error == cudaSuccess) {
+      error = EncodeRowsMap(a.dtype, a.x, a.v_offset + a.value_heads * kDim, args.tokens,
+                            a.x_token_stride, kValueRows, &p.x);
+    }
+    if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
+  }
+  return a.dtype == GDN_BF16 ? Launch<Bf16>(exec, device, plan, p)
+                             : Launch<F16>(exec, device, plan, p);
 }
 
 }  // namespace gdn::cuda

@@ -5,25 +5,39 @@
 //     load:   one thread has the copy engine bring the chunks   (fused_prefill_walk_load.cuh)
 //     move:   states on their way in and out, the other warps   (fused_prefill_walk_load.cuh)
 //     watch:  one of these, where chunks come one by one        (fused_prefill_walk_load.cuh)
-//     output: the gated norm of a chunk's output, two warpgroups
+//     values: v's convolution, unless the way in has done it, a warpgroup
+//                                                               (fused_prefill_walk_values.cuh)
+//     output: the gated norm of a chunk's output, the other warpgroups
 //                                                               (fused_prefill_walk_output.cuh)
 //     state:  64 value columns of S, a warpgroup                (fused_prefill_walk_state.cuh)
 #ifndef KERNELS_CUDA_FUSED_PREFILL_WALK_CUH_
 #define KERNELS_CUDA_FUSED_PREFILL_WALK_CUH_
 
+#include <cuda.h>
+
 #include "gdn/kernels/fused_decode.h"
+#include "kernels/cuda/async_copy.cuh"
 #include "kernels/cuda/cluster.cuh"
 #include "kernels/cuda/fused_prefill_chunk.cuh"
 
 namespace gdn::cuda::chunk {
 
-constexpr int kParts = 2;    // Blocks of a value head.
-constexpr int kOutputs = 2;  // Warpgroups of the output role.
-// Threads of the move role. kStream: chunks come one by one, and a warp watches for them.
-template <bool kStream>
-constexpr int kMovers = kStream ? 64 : 96;
+constexpr int kParts = 2;  // Blocks of a value head.
+// Where a chunk's values come from.
+enum class Form {
+  kTiles,      // The way in has prepared them.
+  kStreamed,   // The same, while the walk goes on: its chunks come one by one.
+  kConvolved,  // From x: the walk convolves them.
+};
+// Threads of the move role; where chunks come one by one, a warp watches for them.
+template <Form kForm>
+constexpr int kMovers = kForm == Form::kStreamed ? 64 : 96;
+// Warpgroups of the output role. One suffices, if only just; convolved values need the other.
+template <Form kForm>
+constexpr int kOutputs = kForm == Form::kConvolved ? 1 : 2;
 
 struct WalkParams : Params {
+  CUtensorMap x;  // Tiles of kValueRows tokens; only of convolved values.
   gdn_fused_decode_args layer;
   const char* keys;
   const char* values;
@@ -44,6 +58,8 @@ struct WalkUnit {
   int32_t length;  // 0: there are no more units.
   int32_t sequence;
   int32_t head;
+  int64_t read_slot;
+  int64_t write_slot;
   // Where its rows of the state begin, in elements from the pool's start.
   int64_t read;  // Negative: they are zeros.
   int64_t write;
@@ -75,6 +91,8 @@ class UnitFinder {
                              end_ - begin_,
                              pair / heads,
                              pair % heads,
+                             read_,
+                             write_,
                              fresh_ ? -1 : read_ * stride + rows,
                              write_ * stride + rows};
       const bool padding = read_ < 0 || write_ < 0;
@@ -114,11 +132,38 @@ struct WalkSlot {
   PaddedTriangle t;
   PaddedTriangle p;
   uint16_t q[2][kPanelElements];
-  uint16_t values[kPanelElements];
   static_assert(sizeof(q) == kChunk * kOutputRow * 4);
 
   __device__ uint32_t Output() const { return SharedAddress(q); }
 };
+
+// A chunk's values: beta v as FP16, in a panel. Where the walk convolves them, before that as they
+// are in x, from kPast tokens before the chunk on; rows before a sequence's start are not used.
+constexpr int kValueRows = kPast + kChunk;
+constexpr int kValueSlots = kSlots + 1;
+struct alignas(1024) ValueSlot {
+  uint16_t rows[kValueRows * kPanelColumns];
+  // With the first chunk of a sequence: the inputs before it, and the filters, oldest tap first.
+  uint16_t past[kPast][kPanelColumns];
+  float4 taps[kPanelColumns];
+};
+
+// Row j of the convolution's state in a slot of the pool, from a channel on; of 16-bit elements.
+__device__ inline uint16_t* ConvState(const gdn_fused_decode_args& a, int64_t slot, int j,
+                                      int64_t channel) {
+  const int64_t channels = (2 * a.key_heads + a.value_heads) * kDim;
+  return static_cast<uint16_t*>(a.conv_state) + slot * a.conv_slot_stride + j * channels + channel;
+}
+
+// Brings a chunk's gates to the L2, by a warpgroup, a line of 128 bytes a thread.
+template <typename X>
+__device__ inline void PrefetchGates(const gdn_fused_decode_args& a, const WalkUnit& unit,
+                                     int first, int thread) {
+  const int token = first + thread;
+  if (token >= unit.length || thread >= kChunk) return;
+  PrefetchToL2(static_cast<const X*>(a.x) + (int64_t{unit.begin} + token) * a.x_token_stride +
+               a.z_offset + int64_t{unit.head} * kDim + PartOfBlock() * kPanelColumns);
+}
 
 // Bytes of a row of the state on its way in and out of the registers, padded so that the state
 // role's accesses, of pairs of elements, do not meet in a bank.
@@ -133,16 +178,20 @@ struct OtherHalf {
 
 struct WalkShared {
   WalkSlot slots[kSlots];
+  ValueSlot values[kValueSlots];
   WalkScalars scalars[kSlots];
   alignas(16) char state[kPanelColumns * kStagedRow<float>];
   OtherHalf other;
   // load -> state, output: the next unit's is written before the first chunk of a unit is loaded.
   WalkUnit units[kUnits];
   // Each phase of a slot is a chunk.
-  ArrivalBarrier keys_loaded[kSlots];  // load -> state: k, matrices and scalars; q and values.
-  ArrivalBarrier rest_loaded[kSlots];
-  ArrivalBarrier output[kSlots];     // state -> output: it is there.
-  ArrivalBarrier keys_done[kSlots];  // state -> load, output -> load: the slot's part is free.
+  ArrivalBarrier keys_loaded[kSlots];         // load -> state, values: k, matrices and scalars;
+  ArrivalBarrier rest_loaded[kSlots];         // load -> state: q, and values that are prepared.
+  ArrivalBarrier values_loaded[kValueSlots];  // load -> values: of those to be convolved;
+  ArrivalBarrier values_ready[kValueSlots];   // values -> state: they are.
+  ArrivalBarrier output[kSlots];              // state -> output: it is there.
+  // state -> load, output -> load: the slot's part is free, with that of the keys the values'.
+  ArrivalBarrier keys_done[kSlots];
   ArrivalBarrier rest_done[kSlots];
   // Each phase is a change of units.
   ArrivalBarrier state_here;  // move -> state: the next unit's state is in shared memory,
@@ -160,13 +209,17 @@ struct WalkShared {
     }
     FenceForBulk();
   }
-  __device__ void Init(int movers) {
+  __device__ void Init(int movers, int outputs) {
     for (int i = 0; i < kSlots; ++i) {
       keys_loaded[i].Init();
       rest_loaded[i].Init();
       output[i].Init(kGroup);
       keys_done[i].Init(kGroup);
-      rest_done[i].Init(kOutputs * kGroup);
+      rest_done[i].Init(outputs * kGroup);
+    }
+    for (int i = 0; i < kValueSlots; ++i) {
+      values_loaded[i].Init();
+      values_ready[i].Init(kGroup);
     }
     state_here.Init(movers);
     state_left.Init(kGroup);

@@ -8,13 +8,14 @@
 #include "kernels/cuda/async_copy.cuh"
 #include "kernels/cuda/fused_prefill_stream.cuh"
 #include "kernels/cuda/fused_prefill_walk.cuh"
+#include "kernels/cuda/tensor_copy.cuh"
 
 namespace gdn::cuda::chunk {
 
 // Where a chunk's parts lie.
 struct ChunkParts {
   static constexpr uint32_t kKeyBytes = sizeof(Keys) / 2;
-  static constexpr uint32_t kValueBytes = sizeof(WalkSlot::values);
+  static constexpr uint32_t kValueBytes = kValueTileBytes / kParts;
 
   __device__ ChunkParts(const WalkParams& p, const WalkUnit& unit, int index) {
     const int64_t chunk = ChunkSlot(unit.begin, unit.sequence, index);
@@ -93,12 +94,38 @@ __device__ inline uint32_t WaitForChunk(WalkShared& shared, uint32_t n) {
   return there;
 }
 
+// Brings a chunk's raw values, with a sequence's first what it takes of the convolution.
+__device__ inline void LoadValues(const WalkParams& p, WalkShared& shared, const WalkUnit& unit,
+                                  int chunk, uint32_t n) {
+  const gdn_fused_decode_args& a = p.layer;
+  ValueSlot& slot = shared.values[n % kValueSlots];
+  ArrivalBarrier* const loaded = &shared.values_loaded[n % kValueSlots];
+  const bool first = chunk == 0;
+  const bool has_past = first && unit.read >= 0;
+  constexpr uint32_t kPastBytes = sizeof(slot.past);
+  loaded->ArriveExpecting(kValueRows * kPanelRowBytes + (first ? uint32_t{sizeof(slot.taps)} : 0) +
+                          (has_past ? kPastBytes : 0));
+  const int column = unit.head * kDim + PartOfBlock() * kPanelColumns;
+  TensorLoad(slot.rows, p.x, static_cast<int>(a.v_offset) + column,
+             unit.begin + chunk * kChunk - kPast, loaded);
+  if (!first) return;
+  const int64_t channel = 2 * a.key_heads * kDim + column;
+  BulkLoad(slot.taps, a.conv_weight + 4 * channel, sizeof(slot.taps), loaded);
+  if (!has_past) return;
+#pragma unroll 1
+  for (int j = 0; j < kPast; ++j) {
+    BulkLoad(slot.past[j], ConvState(a, unit.read_slot, j, channel), kPastBytes / kPast, loaded);
+  }
+}
+
 // The load role, by one thread.
-template <bool kStream>
+template <Form kForm>
 __device__ inline void LoadRole(const WalkParams& p, WalkShared& shared) {
   UnitFinder finder(p);
   shared.units[0] = finder.Next();
-  if constexpr (!kStream) WaitForPreviousKernel();
+  constexpr bool kConvolves = kForm == Form::kConvolved;
+  if (kConvolves && shared.units[0].length > 0) PrefetchTensorMap(p.x);
+  if constexpr (kForm == Form::kTiles) WaitForPreviousKernel();
   uint32_t n = 0;
   uint32_t there = 0;  // Chunks of the block, where they come one by one.
   for (uint32_t u = 0; shared.units[u % kUnits].length > 0; ++u) {
@@ -107,13 +134,28 @@ __device__ inline void LoadRole(const WalkParams& p, WalkShared& shared) {
     PrefetchState(p, next);
     const WalkUnit& unit = shared.units[u % kUnits];
     const int chunks = (unit.length + kChunk - 1) / kChunk;
+    if (kConvolves && u == 0) {
+      LoadValues(p, shared, unit, 0, 0);
+      WaitForPreviousKernel();
+    }
     for (int c = 0; c < chunks; ++c, ++n) {
-      if constexpr (kStream) {
+      if (n >= kSlots) WaitFor(shared.keys_done, n - kSlots);
+      // What the others wrote to the slot comes before what the copy engine writes.
+      FenceForBulk();
+      if constexpr (kConvolves) {
+        // A chunk ahead: they are to be convolved, and are not the kernel before's.
+        static_assert(kValueSlots == kSlots + 1);
+        if (c + 1 < chunks) {
+          LoadValues(p, shared, unit, c + 1, n + 1);
+        } else if (next.length > 0) {
+          LoadValues(p, shared, next, 0, n + 1);
+        }
+      }
+      if constexpr (kForm == Form::kStreamed) {
         if (n >= there) there = WaitForChunk(shared, n);
       }
       const ChunkParts chunk(p, unit, c);
       WalkSlot& slot = shared.slots[n % kSlots];
-      if (n >= kSlots) WaitFor(shared.keys_done, n - kSlots);
       ArrivalBarrier* loaded = &shared.keys_loaded[n % kSlots];
       loaded->ArriveExpecting(ChunkParts::kKeyBytes + 2 * sizeof(Triangle) + sizeof(WalkScalars));
       BulkLoad(slot.k, chunk.keys + offsetof(Keys, k), ChunkParts::kKeyBytes, loaded);
@@ -121,14 +163,18 @@ __device__ inline void LoadRole(const WalkParams& p, WalkShared& shared) {
       BulkLoad(&slot.t.triangle, chunk.mix, sizeof(Triangle), loaded);
       BulkLoad(&slot.p.triangle, chunk.mix + sizeof(Triangle), sizeof(Triangle), loaded);
       if (n >= kSlots) WaitFor(shared.rest_done, n - kSlots);
+      FenceForBulk();
       loaded = &shared.rest_loaded[n % kSlots];
-      loaded->ArriveExpecting(ChunkParts::kKeyBytes + ChunkParts::kValueBytes);
+      loaded->ArriveExpecting(ChunkParts::kKeyBytes + (kConvolves ? 0 : ChunkParts::kValueBytes));
       BulkLoad(slot.q, chunk.keys + offsetof(Keys, q), ChunkParts::kKeyBytes, loaded);
-      BulkLoad(slot.values, chunk.values, ChunkParts::kValueBytes, loaded);
+      if constexpr (!kConvolves) {
+        BulkLoad(shared.values[n % kValueSlots].rows, chunk.values, ChunkParts::kValueBytes,
+                 loaded);
+      }
     }
   }
-  // The walk has ended only when the way in has.
-  if constexpr (kStream) WaitForPreviousKernel();
+  // The walk has ended only when the way in has, even where it has no chunks.
+  if constexpr (kForm != Form::kTiles) WaitForPreviousKernel();
 }
 
 // The move role, by some warps: of all units but a block's first it brings the state to shared

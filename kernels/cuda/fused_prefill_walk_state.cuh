@@ -8,6 +8,7 @@
 
 namespace gdn::cuda::chunk {
 
+template <Form kForm>
 class WalkState {
  public:
   __device__ WalkState(const WalkParams& p, WalkShared& shared, int thread)
@@ -45,10 +46,7 @@ class WalkState {
       }
     }
   }
-  __device__ void HandOver(uint32_t n) {
-    FenceForBulk();
-    shared_.output[n % kSlots].Arrive();
-  }
+  __device__ void HandOver(uint32_t n) { shared_.output[n % kSlots].Arrive(); }
 
   __device__ const WalkUnit& Current() const { return shared_.units[unit_ % kUnits]; }
   __device__ const WalkUnit& Next() const { return shared_.units[(unit_ + 1) % kUnits]; }
@@ -125,8 +123,10 @@ class WalkState {
       ReadState<0, 4>(slot.q, operand, o);
       CommitProducts();
       if (n > 0) HandOver(n - 1);
+      if constexpr (kForm == Form::kConvolved) WaitFor(shared_.values_ready, n);
       uint32_t written[4][4];  // beta v
-      const uint32_t values = ColumnsOf(SharedAddress(slot.values), thread_);
+      const uint32_t values =
+          ColumnsOf(SharedAddress(shared_.values[n % kValueSlots].rows), thread_);
 #pragma unroll
       for (int t = 0; t < 4; ++t) {
         LoadMatricesTransposed(values + t * 16 * kPanelRowBytes, written[t]);
