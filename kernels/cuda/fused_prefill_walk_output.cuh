@@ -136,7 +136,7 @@ class WalkOutput {
 
   __device__ void PrefetchGates(const WalkUnit& unit, int first) const {
     // The values role does it where it has more time.
-    chunk::PrefetchGates<X>(a_, unit, first, thread_);
+    if (kForm != Form::kConvolved) chunk::PrefetchGates<X>(a_, unit, first, thread_);
   }
 
   // All chunks; the gates are loaded a chunk ahead, those of a unit's first with the last of the

@@ -39,6 +39,7 @@ class WalkValues {
     ValueSlot& slot = shared_.values[n_ % kValueSlots];
     WaitFor(shared_.values_loaded, n_);
     const int left = unit.length - first;
+    PrefetchGates<X>(p_.layer, unit, first, warp_ * 32 + lane_);
     if (first == 0) LoadTaps(slot);
     uint2 x[kPast + kRows];
     const uint32_t rows = SharedAddress(slot.rows) + offset_;
