@@ -31,14 +31,25 @@ struct Columns {
 template <typename X>
 using Past = Vector<X>[kPast];
 
-// The last inputs before a sequence, and, in the pool, after it.
-template <typename X>
+// The last inputs before a sequence, and, in the pool, after it. kAhead: the latter are asked for
+// before anything is waited for, which takes registers.
+template <typename X, bool kAhead>
 __device__ inline void CarryState(const gdn_fused_decode_args& a, const SlotChunk& chunk,
                                   const Columns<X>& at, Past<X>& old) {
   const int64_t channels = (2 * a.key_heads + a.value_heads) * kDim;
   X* const state = static_cast<X*>(a.conv_state) + at.channel;
   const int64_t read = a.read_index[chunk.sequence];
   const int64_t write = a.write_index[chunk.sequence];
+  const auto last_input = [&](int j) {
+    return LoadVector(at.x + (chunk.begin + chunk.length - kPast + j) * a.x_token_stride);
+  };
+  Past<X> ahead;
+  if constexpr (kAhead) {
+#pragma unroll
+    for (int j = 0; j < kPast; ++j) {
+      ahead[j] = chunk.length + j >= kPast ? last_input(j) : Vector<X>{};
+    }
+  }
   const bool fresh = a.fresh != nullptr && a.fresh[chunk.sequence] != 0;
   if (!fresh) {
 #pragma unroll
@@ -54,7 +65,11 @@ __device__ inline void CarryState(const gdn_fused_decode_args& a, const SlotChun
     if (chunk.length == 1) entry = old[j + 1 < kPast ? j + 1 : j];
     if (chunk.length == 2) entry = old[j + 2 < kPast ? j + 2 : j];
     if (chunk.length + j >= kPast) {
-      entry = LoadVector(at.x + (chunk.begin + chunk.length - kPast + j) * a.x_token_stride);
+      if constexpr (kAhead) {
+        entry = ahead[j];
+      } else {
+        entry = last_input(j);
+      }
     }
     StoreVector(state + write * a.conv_slot_stride + j * channels, entry);
   }
