@@ -86,7 +86,8 @@ __device__ inline void BulkStore(void* global, const void* shared, uint32_t byte
 #endif
 }
 
-// Orders this thread's ordinary accesses to shared memory before later bulk copies of it.
+// Orders ordinary accesses to shared memory, this thread's and those that it has awaited, before
+// later bulk copies of it.
 __device__ inline void FenceForBulk() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -49,7 +49,8 @@ bool CoversFusedPrefill(const Device& device, const gdn_fused_prefill_args& args
 gdn_status LaunchWayIn(const gdn_exec& exec, const gdn_fused_prefill_args& args,
                        const PreparedChunks& chunks, const PrefillPlan& plan);
 
-// All that does: walks the chunks of each sequence and head, with the gated norm of their output.
+// All that does: walks the chunks of each sequence and head, with the gated norm of their output,
+// and with plan.walk_convolves v's convolution and its state.
 // Follows LaunchWayIn with the same plan, and may start before that has ended.
 gdn_status LaunchWalk(const gdn_exec& exec, const Device& device,
                       const gdn_fused_prefill_args& args, const PreparedChunks& chunks,

@@ -73,6 +73,8 @@ gdn_status Launch(const gdn_exec& exec, const InParams& p, int stream_blocks) {
 gdn_status LaunchWayIn(const gdn_exec& exec, const gdn_fused_prefill_args& args,
                        const PreparedChunks& chunks, const PrefillPlan& plan) {
   const gdn_fused_decode_args& a = args.layer;
+  GDN_CHECK_ARG(plan.stream_blocks == 0 || !plan.walk_convolves, GDN_INVALID_ARGUMENT,
+                "%s: a walk beside the way in does not convolve", kOp);
   InParams p{};
   p.args = args;
   p.checkpoints = CheckpointsOf(args);

@@ -110,6 +110,63 @@ TEST_F(FusedPrefill, ABlockTakesManyStates) {
   }
 }
 
+// Some thirty units a block, most of one chunk. No REF, which the case above has.
+TEST_F(FusedPrefill, ABlockTakesMoreUnitsThanItKnowsAtOnce) {
+  std::vector<int32_t> lengths;
+  for (int i = 0; i < 128; ++i) lengths.push_back(i % 7 == 0 ? 65 : 1 + i % 64);
+  FusedShape shape = TunedShape(8, 2);
+  shape.seed = 60;
+  const PrefillCall before(shape, lengths);
+  const PrefillCall in_turn = Result(before, kInTurn);
+  for (const cuda::PrefillPlan& plan : {kWalkConvolves, kStream}) {
+    SCOPED_TRACE(NameOf(plan));
+    for (int repeat = 0; repeat < 5; ++repeat) ExpectSameBits(Result(before, plan), in_turn);
+  }
+}
+
+// Fresh sequences without tokens, whose states are written elsewhere.
+TEST_F(FusedPrefill, EmptySequencesClearTheStatesThatTheyWrite) {
+  FusedShape shape = TunedShape();
+  shape.seed = 61;
+  PrefillCall call(shape, {0, 5, 0, 0, 70, 0, 64});
+  int64_t unused = 0;
+  const auto is_used = [&](int64_t slot) {
+    return std::count(call.read.begin(), call.read.end(), slot) +
+               std::count(call.write.begin(), call.write.end(), slot) !=
+           0;
+  };
+  while (is_used(unused)) ++unused;
+  for (const int64_t i : {0, 2, 5}) {
+    call.read[i] = unused;
+    call.fresh[i] = 1;
+  }
+  ExpectTunedLikeRef(call);
+}
+
+// Weights of the norm that are zero, tiny, negative, and gates that saturate.
+TEST_F(FusedPrefill, WeightsAndGatesAtTheirExtremes) {
+  for (const bool zero_centered : {false, true}) {
+    FusedShape shape = TunedShape();
+    shape.zero_centered = zero_centered;
+    shape.seed = 62;
+    PrefillCall call(shape, {70, 130});
+    const float zero = zero_centered ? -1.0f : 0.0f;
+    for (int64_t j = 0; j < shape.value_dim; ++j) {
+      if (j % 4 == 0) call.norm_weight[j] = zero;
+      if (j % 4 == 1) call.norm_weight[j] = zero - 2.0f;
+      if (j % 4 == 2 && !zero_centered) call.norm_weight[j] = 1e-30f;
+    }
+    const int64_t z = call.PrefillArgs().layer.z_offset;
+    for (int64_t t = 0; t < call.tokens(); ++t) {
+      for (int64_t j = 0; j < shape.values(); j += 3) {
+        call.x.Set(t * shape.x_stride() + z + j, j % 2 == 0 ? -120.0f : 120.0f);
+      }
+    }
+    SCOPED_TRACE(zero_centered);
+    ExpectTunedLikeRef(call);
+  }
+}
+
 TEST_F(FusedPrefill, NoTokensLeaveTheStates) {
   FusedShape shape = TunedShape();
   shape.special_rows = false;

@@ -182,7 +182,8 @@ struct WalkShared {
   WalkScalars scalars[kSlots];
   alignas(16) char state[kPanelColumns * kStagedRow<float>];
   OtherHalf other;
-  // load -> state, output: the next unit's is written before the first chunk of a unit is loaded.
+  // load -> state, output, values: the next unit's is written before the keys of a unit's first
+  // chunk are loaded, which all of them await, or what follows from them.
   WalkUnit units[kUnits];
   // Each phase of a slot is a chunk.
   ArrivalBarrier keys_loaded[kSlots];         // load -> state, values: k, matrices and scalars;

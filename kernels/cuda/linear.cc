@@ -1,8 +1,8 @@
 // Which kernels run. Few rows take one launch of the skinny product, 9 to 128 (with a gate any
-// more, and up to 256 where its blocks all run at once) the wide one, others cuBLASLt, with the
-// norm before and, for cuBLASLt, the gate after it as kernels of their own. With batch_invariant
-// all rows take the wide product, or where it cannot run the skinny one and the tile product, which
-// gives the same bits; so do few rows before sm_90.
+// more, and up to 256 where its blocks fill the device once) the wide one, others cuBLASLt, with
+// the norm before and, for cuBLASLt, the gate after it as kernels of their own. With
+// batch_invariant all rows take the wide product, or where it cannot run the skinny one and the
+// tile product, which gives the same bits; so do few rows before sm_90.
 #include "gdn/kernels/linear.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ constexpr int64_t kGatePassRows = 1024;
 // Where the wide product is the fastest.
 constexpr int64_t kFewestWideRows = 9;
 constexpr int64_t kMostWideRows = 128;
-constexpr int64_t kMostRowsAtOnce = 256;
+constexpr int64_t kMostRowsOfOneFill = 256;
 constexpr int64_t kMostWideOutputs = 32768;
 
 struct Plan final : gdn_linear_plan {
@@ -50,7 +50,7 @@ bool WideIsBest(const Plan& plan, int64_t rows) {
   args.rows = rows;
   args.k = plan.shape.k;
   args.outputs = kernels::LinearOutputs(plan.shape);
-  return rows <= kMostRowsAtOnce && LinearWideRunsAtOnce(args, plan.multiprocessors);
+  return rows <= kMostRowsOfOneFill && LinearWideFillsDevice(args, plan.multiprocessors);
 }
 
 Path PathFor(const Plan& plan, int64_t rows) {
@@ -58,6 +58,16 @@ Path PathFor(const Plan& plan, int64_t rows) {
   if (plan.wide && (invariant || WideIsBest(plan, rows))) return Path::kWide;
   if (rows <= plan.skinny_rows) return Path::kSkinny;
   return invariant || rows <= kLinearSkinnyRows ? Path::kTile : Path::kLt;
+}
+
+// Whether any number of rows up to the plan's most takes cuBLASLt: which of 129 to 256 do depends
+// on the shape.
+bool NeedsLt(const Plan& plan) {
+  for (int64_t rows = kMostWideRows + 1; rows <= std::min(plan.shape.max_rows, kMostRowsOfOneFill);
+       ++rows) {
+    if (PathFor(plan, rows) == Path::kLt) return true;
+  }
+  return PathFor(plan, plan.shape.max_rows) == Path::kLt;
 }
 
 int64_t PassRows(const Plan& plan, Path path) {
@@ -261,7 +271,7 @@ gdn_status MakeLinearPlan(const gdn_linear_shape& shape, std::unique_ptr<gdn_lin
   if (plan->wide) {
     GDN_RETURN_IF_ERROR(CheckCuda(kPlanOp, PrepareLinearWide(shape.weight_dtype)));
   }
-  if (PathFor(*plan, shape.max_rows) == Path::kLt) {
+  if (NeedsLt(*plan)) {
     LtShape lt = {};
     lt.n = shape.n;
     lt.k = shape.k;

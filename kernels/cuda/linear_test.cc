@@ -319,7 +319,7 @@ TEST_F(LinearCuda, NoRowsLaunchNothing) {
 }
 
 TEST_F(LinearCuda, RepeatsGiveTheSameBits) {
-  for (const int64_t rows : {1, 7, 16, 40, 100, 200}) {
+  for (const int64_t rows : {1, 7, 16, 40, 100, 160, 200, 256}) {
     for (LinearCase c : ModelCases(1024, 512, 3584)) {
       if (c.accumulate) c.accumulate = false;  // So that y is the same each time.
       c.rows = rows;
@@ -463,7 +463,7 @@ class Chain {
 };
 
 TEST_F(LinearCuda, EarlyChainsAndGraphsGiveTheSameBits) {
-  for (const int64_t rows : {1, 6, 16, 33, 40}) {
+  for (const int64_t rows : {1, 6, 16, 33, 40, 160, 256}) {
     SCOPED_TRACE("rows " + std::to_string(rows));
     const bool invariant = rows == 33;  // More than 16: the tile product, or cuBLASLt.
     Chain plain(rows, invariant, false);

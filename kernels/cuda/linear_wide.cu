@@ -33,7 +33,8 @@ constexpr int WideSharedBytes(int groups, int splits) {
   return (splits <= kTwoSplits ? 119 : 104) * 1024;
 }
 constexpr int WideBlocksAtOnce(int groups, int splits) {
-  return groups > 1 || splits <= kTwoSplits ? 1 : 2;
+  constexpr int kMultiprocessor = 228 * 1024;
+  return kMultiprocessor / (WideSharedBytes(groups, splits) + 1024);
 }
 constexpr int WideColumns(int groups) { return groups * kGroupColumns; }
 constexpr int WideWeightBytes(int groups) { return WideColumns(groups) * kWideStageBytes; }
@@ -199,12 +200,13 @@ LinearWideTiling ChooseLinearWide(const LinearWideArgs& args, int multiprocessor
   return tiling;
 }
 
-bool LinearWideRunsAtOnce(const LinearWideArgs& args, int multiprocessors) {
+bool LinearWideFillsDevice(const LinearWideArgs& args, int multiprocessors) {
   const LinearWideTiling tiling = ChooseLinearWide(args, multiprocessors);
   const int64_t blocks =
       int64_t{linear::CeilDiv(linear::WeightRows(args), linear::WideColumns(tiling.groups))} *
       linear::CeilDiv(args.rows, tiling.rows) * tiling.splits;
-  return blocks <= multiprocessors * linear::WideBlocksAtOnce(tiling.groups, tiling.splits);
+  const int at_once = linear::WideBlocksAtOnce(tiling.groups, tiling.splits);
+  return 2 * blocks >= multiprocessors && blocks <= multiprocessors * at_once;
 }
 
 cudaError_t PrepareLinearWide(gdn_dtype weight_dtype) {

@@ -46,8 +46,9 @@ struct LinearWideTiling {
   int w_slots;
 };
 LinearWideTiling ChooseLinearWide(const LinearWideArgs& args, int multiprocessors);
-// Whether all of its blocks find room at the same time. Depends on the shape alone.
-bool LinearWideRunsAtOnce(const LinearWideArgs& args, int multiprocessors);
+// Whether its blocks occupy at least half of the multiprocessors, and all find room at the same
+// time. Depends on the shape alone.
+bool LinearWideFillsDevice(const LinearWideArgs& args, int multiprocessors);
 
 // Before the first launch on a device.
 cudaError_t PrepareLinearWide(gdn_dtype weight_dtype);

@@ -2,9 +2,9 @@
 //
 // The residual stream through the Gated DeltaNet layers on the device. A layer is five launches for
 // one-token rows: norm and in_proj, the fused decode step, out_proj and residual, norm and gate|up
-// and SiLU, down and residual; with 9 to 128 rows, on sm_90a and unless batch_invariant, the norms
-// are split between the products. Longer sequences take the fused prefill instead of the fused
-// step; gdn2 layers take separate ops.
+// and SiLU, down and residual; with 9 to 128 rows, and up to 256 if all products take them so, on
+// sm_90a and unless batch_invariant, the norms are split between the products. Longer sequences
+// take the fused prefill instead of the fused step; gdn2 layers take separate ops.
 #ifndef SERVER_PIPELINE_CUDA_CUDA_STACK_H_
 #define SERVER_PIPELINE_CUDA_CUDA_STACK_H_
 

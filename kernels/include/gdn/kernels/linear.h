@@ -11,8 +11,9 @@
  *  in FP32, y is rounded once to its type. REF: the same roundings of n and y, all else FP64.
  *
  *  CUDA: up to 16 rows (on sm_90 up to 8) take one launch that streams the weights once; on sm_90
- *  up to 128 rows, and any number for SILU_MUL, take one launch of the tensor cores, after one that
- *  makes n, if J is at most 32768 (and for SILU_MUL a multiple of 8); all else takes cuBLASLt.
+ *  up to 128 rows, up to 256 where that fills the device once, and any number for SILU_MUL, take
+ * one launch of the tensor cores, after one that makes n, if J is at most 32768 (and for SILU_MUL a
+ *  multiple of 8); all else takes cuBLASLt.
  *  Passes of at most 8192 rows bound the workspace: n in the weight's type and what cuBLASLt asks
  *  for (32 MiB at most); SILU_MUL through cuBLASLt also takes p in FP32, in passes of 1024 rows. A
  *  workspace for some rows serves fewer rows too.
@@ -34,7 +35,7 @@
  *  plan is made, and layers of one shape share it. A plan is immutable; several threads may use it.
  *
  *  Batch independence: with `batch_invariant` a row's bits do not depend on the number of rows.
- *  Without it the algorithm may depend on it. On sm_90 it means the kernel of up to 128 rows for
+ *  Without it the algorithm may depend on it. On sm_90 it means the kernel of the tensor cores for
  *  all (but for SILU_MUL with N / 2 not a multiple of 8), which then costs most at one row and at
  *  many.
  *
