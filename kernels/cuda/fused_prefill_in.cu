@@ -20,7 +20,7 @@ constexpr int kBlocks = 5;  // Of a multiprocessor.
 
 // An item a block: its part, and its slot in two coordinates.
 constexpr unsigned kMostSlots = 65535;
-template <typename X>
+template <typename X, bool kOnlyKeys>
 __global__ void __launch_bounds__(kGroup, kBlocks) InKernel(const __grid_constant__ InParams p) {
   AllowNextKernel();
   extern __shared__ __align__(1024) char raw[];
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kGroup, kBlocks) InKernel(const __grid_constan
     shared.loaded.Init();
     ArrivalBarrier::FenceInit();
   }
-  DoItem<X, InTurn>(
+  DoItem<X, InTurn<kOnlyKeys>>(
       p, static_cast<int>(blockIdx.x), find, [] {}, NoTurns{}, 0, shared, group);
 }
 
@@ -50,22 +50,27 @@ __global__ void ClearWords(uint4* words, int64_t count) {
   }
 }
 
-template <typename X>
-gdn_status Launch(const gdn_exec& exec, const InParams& p, int stream_blocks) {
-  if (stream_blocks > 0) {
-    // With three value heads of a key the half pair of the last costs more than pairs gain.
-    const bool pairs = p.ratio == 1 || p.ratio % 2 == 0;
-    return pairs ? LaunchStream<X, true>(exec, kOp, p, stream_blocks)
-                 : LaunchStream<X, false>(exec, kOp, p, stream_blocks);
-  }
+template <typename X, bool kOnlyKeys>
+gdn_status LaunchInTurn(const gdn_exec& exec, const InParams& p) {
   constexpr size_t kBytes = sizeof(InShared);
-  const cudaError_t error = AllowSharedMemory<InKernel<X>>(kBytes, false);
+  const cudaError_t error = AllowSharedMemory<InKernel<X, kOnlyKeys>>(kBytes, false);
   if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   const auto rows = static_cast<unsigned>(p.slots < kMostSlots ? p.slots : kMostSlots);
   const dim3 grid(static_cast<unsigned>(p.parts), rows,
                   static_cast<unsigned>((p.slots + kMostSlots - 1) / kMostSlots));
-  InKernel<X><<<grid, kGroup, kBytes, Stream(exec)>>>(p);
+  InKernel<X, kOnlyKeys><<<grid, kGroup, kBytes, Stream(exec)>>>(p);
   return CheckLaunch(kOp);
+}
+
+template <typename X>
+gdn_status Launch(const gdn_exec& exec, const InParams& p, const PrefillPlan& plan) {
+  if (plan.stream_blocks > 0) {
+    // With three value heads of a key the half pair of the last costs more than pairs gain.
+    const bool pairs = p.ratio == 1 || p.ratio % 2 == 0;
+    return pairs ? LaunchStream<X, true>(exec, kOp, p, plan.stream_blocks)
+                 : LaunchStream<X, false>(exec, kOp, p, plan.stream_blocks);
+  }
+  return plan.walk_convolves ? LaunchInTurn<X, true>(exec, p) : LaunchInTurn<X, false>(exec, p);
 }
 
 }  // namespace
@@ -107,8 +112,7 @@ gdn_status LaunchWayIn(const gdn_exec& exec, const gdn_fused_prefill_args& args,
     }
     if (const gdn_status status = CheckCuda(kOp, error); status != GDN_OK) return status;
   }
-  return a.dtype == GDN_BF16 ? Launch<Bf16>(exec, p, plan.stream_blocks)
-                             : Launch<F16>(exec, p, plan.stream_blocks);
+  return a.dtype == GDN_BF16 ? Launch<Bf16>(exec, p, plan) : Launch<F16>(exec, p, plan);
 }
 
 }  // namespace gdn::cuda

@@ -16,7 +16,9 @@ namespace gdn::cuda::chunk {
 constexpr int kSharedHeads = 2;  // Value heads whose gates are formed at once, a warp each.
 
 // How a kernel takes its items: see DoItem. In turn with the walk, all multiprocessors at once.
+template <bool kNoValues>
 struct InTurn {
+  static constexpr bool kOnlyKeys = kNoValues;  // All items are key heads'.
   static constexpr bool kStreams = false;
   static constexpr bool kPairs = false;
   static constexpr int kStorer = 0;
@@ -24,6 +26,7 @@ struct InTurn {
 // Beside the walk, on a few multiprocessors, each item as early as can be.
 template <bool kPairsOfHeads>
 struct Streaming {
+  static constexpr bool kOnlyKeys = false;
   static constexpr bool kStreams = true;
   // The matrices of two value heads are formed at once, not those of one after the other.
   static constexpr bool kPairs = kPairsOfHeads;

@@ -11,11 +11,11 @@ namespace gdn::cuda::chunk {
 // What a warp convolves: a key or its query, or the values of one of two heads, of which the second
 // may not be there.
 template <typename X>
-__device__ inline Columns<X> ColumnsOf(const InParams& p, int part, int second) {
+__device__ inline Columns<X> ColumnsOf(const InParams& p, int part, bool is_key, int second) {
   const gdn_fused_decode_args& a = p.args.layer;
   const int keys = static_cast<int>(a.key_heads);
   const X* const x = static_cast<const X*>(a.x);
-  if (part < keys) {
+  if (is_key) {
     const int channel = ((1 - second) * keys + part) * kDim;
     return {x + (second == 0 ? a.k_offset : a.q_offset) + part * kDim, channel, true};
   }
@@ -27,12 +27,12 @@ __device__ inline Columns<X> ColumnsOf(const InParams& p, int part, int second) 
 
 // Starts loading an item's inputs, by one thread. Rows of later sequences and of none arrive too,
 // and are not used.
-__device__ inline void StartLoad(const InParams& p, const SlotChunk& chunk, int part,
+__device__ inline void StartLoad(const InParams& p, const SlotChunk& chunk, int part, bool is_key,
                                  InShared& shared) {
   const gdn_fused_decode_args& a = p.args.layer;
   const int keys = static_cast<int>(a.key_heads);
   int column[2];
-  if (part < keys) {
+  if (is_key) {
     column[0] = static_cast<int>(a.k_offset) + part * kDim;
     column[1] = static_cast<int>(a.q_offset) + part * kDim;
   } else {
@@ -86,14 +86,14 @@ __device__ inline void DoItem(const InParams& p, int part, const Find& find,
   const int lane = group.Lane();
   const int warp = group.Warp();
   const int first = warp % 2 * kConvRows;
-  const Columns<X> columns = ColumnsOf<X>(p, part, warp / 2);
+  const bool is_key = Way::kOnlyKeys || part < a.key_heads;
+  const Columns<X> columns = ColumnsOf<X>(p, part, is_key, warp / 2);
   Panel(&panels)[2] = shared.panels[warp / 2];
   const RawFilter filter = LoadFilter(a, columns.channel, group.thread);
   const Item& item = find();
   if (!item.exists) return;
   const SlotChunk& chunk = item.chunk;
-  if (group.thread == 0) StartLoad(p, chunk, part, shared);
-  const bool is_key = part < a.key_heads;
+  if (group.thread == 0) StartLoad(p, chunk, part, is_key, shared);
   const int value_head = is_key ? part * p.ratio : 2 * (part - static_cast<int>(a.key_heads));
   const RawGates<X> raw = LoadItemGates<X>(p, chunk, is_key, value_head, group);
   // The inputs before the warp's first, by half a warp.
