@@ -126,25 +126,113 @@ TEST(Gdn2Gates, X4SaturatedGatesStayFinite) {
   }
 }
 
+// Odd extents, and such as CUDA covers by vectors, with the bits of the same rows one element off.
 TEST(Gdn2Gates, LongSequencesMatchRefWithAnyThreads) {
+  std::vector<Problem> problems;
   for (gdn2_decay decay : kDecays) {
     for (gdn_dtype dtype : {GDN_F32, GDN_BF16, GDN_F16}) {
-      const Problem p(decay, 111, 200, 3, 37, 65, dtype);
-      const Gdn2GateGradients expected = p.Backward();
-      const Gdn2GateGradients got = p.Backward(PlacesUnderTest()[0]);
-      EXPECT_LE(Error(got.f, expected.f), 2.0 * RoundingBound(dtype));
-      EXPECT_LE(Error(got.b, expected.b), 2.0 * RoundingBound(dtype));
-      EXPECT_LE(Error(got.w, expected.w), 2.0 * RoundingBound(dtype));
-      EXPECT_LE(Error(got.a_log, expected.a_log), 4e-6);
-      EXPECT_LE(Error(got.dt_bias, expected.dt_bias), 4e-6);
-      for (const Backend& backend : RepeatsUnderTest()) {
-        const Gdn2GateGradients again = p.Backward(backend);
-        EXPECT_EQ(again.f, got.f);
-        EXPECT_EQ(again.w, got.w);
-        EXPECT_EQ(again.a_log, got.a_log);
-        EXPECT_EQ(again.dt_bias, got.dt_bias);
+      problems.emplace_back(decay, 111, 200, 3, 37, 65, dtype);
+      problems.emplace_back(decay, 113, 193, 3, 100, 132, dtype);
+      problems.back().f_pad = 4;
+      problems.back().w_pad = 0;
+    }
+  }
+  for (const Problem& p : problems) {
+    const Gdn2GateGradients expected = p.Backward();
+    const Gdn2GateGradients got = p.Backward(PlacesUnderTest()[0]);
+    EXPECT_LE(Error(got.f, expected.f), 2.0 * RoundingBound(p.dtype));
+    EXPECT_LE(Error(got.b, expected.b), 2.0 * RoundingBound(p.dtype));
+    EXPECT_LE(Error(got.w, expected.w), 2.0 * RoundingBound(p.dtype));
+    EXPECT_LE(Error(got.a_log, expected.a_log), 4e-6);
+    EXPECT_LE(Error(got.dt_bias, expected.dt_bias), 4e-6);
+    Problem shifted = p;
+    shifted.f_pad += 1;
+    std::vector<Gdn2GateGradients> repeats = {shifted.Backward(PlacesUnderTest()[0])};
+    for (const Backend& backend : RepeatsUnderTest()) repeats.push_back(p.Backward(backend));
+    for (const Gdn2GateGradients& again : repeats) {
+      EXPECT_EQ(again.f, got.f);
+      EXPECT_EQ(again.b, got.b);
+      EXPECT_EQ(again.w, got.w);
+      EXPECT_EQ(again.a_log, got.a_log);
+      EXPECT_EQ(again.dt_bias, got.dt_bias);
+    }
+  }
+}
+
+// Sums that nobody asked for are not written, and change nothing else.
+TEST(Gdn2Gates, EitherSumMayBeLeftOut) {
+  for (gdn2_decay decay : kDecays) {
+    Problem p(decay, 115, 70, 2, 12, 8);
+    for (const Backend& backend : PlacesAndRef()) {
+      const Gdn2GateGradients all = p.Backward(backend);
+      for (int wanted = 0; wanted < 3; ++wanted) {
+        Problem part = p;
+        part.want_d_a_log = wanted == 1;
+        part.want_d_dt_bias = wanted == 2;
+        const Gdn2GateGradients got = part.Backward(backend);
+        EXPECT_EQ(got.f, all.f) << backend.name;
+        EXPECT_EQ(got.w, all.w) << backend.name;
+        const auto expect = [&](const Floats& sums, const Floats& same, bool written) {
+          for (size_t i = 0; i < sums.size(); ++i) {
+            EXPECT_TRUE(written ? sums[i] == same[i] : std::isnan(sums[i])) << backend.name;
+          }
+        };
+        expect(got.a_log, all.a_log, wanted == 1);
+        expect(got.dt_bias, all.dt_bias, wanted == 2);
       }
     }
+  }
+}
+
+TEST(Gdn2Gates, SumsWithoutTokensAreZeros) {
+  for (gdn2_decay decay : kDecays) {
+    const Problem p(decay, 117, 0, 3, 5, 7);
+    for (const Backend& backend : PlacesAndRef()) {
+      const Gdn2GateGradients got = p.Backward(backend);
+      EXPECT_EQ(got.a_log, Floats(3, 0.0f)) << backend.name;
+      EXPECT_EQ(got.dt_bias, Floats(15, 0.0f)) << backend.name;
+    }
+  }
+}
+
+// Only CUDA needs one; the query reads no pointer.
+TEST(Gdn2Gates, RefusesATooSmallWorkspace) {
+  const Problem p(GDN2_DECAY_SOFTPLUS, 119, 70, 2, 12, 8);
+  const auto with_a_byte_less = [](const gdn_exec* given, const gdn2_gates_backward_args* args) {
+    gdn2_gates_backward_args extents{};
+    extents.forward.tokens = args->forward.tokens;
+    extents.forward.gate_heads = args->forward.gate_heads;
+    extents.forward.key_dim = args->forward.key_dim;
+    extents.forward.write_width = args->forward.write_width;
+    extents.forward.fbw_dtype = args->forward.fbw_dtype;
+    size_t bytes = 0;
+    EXPECT_EQ(gdn_gdn2_gates_backward_workspace(given, &extents, &bytes), GDN_OK);
+    EXPECT_EQ(bytes > 0, given->backend == GDN_BACKEND_CUDA);
+    if (bytes > 0) {
+      gdn_exec exec = *given;
+      exec.workspace_bytes = bytes - 1;
+      EXPECT_EQ(gdn_gdn2_gates_backward(&exec, args), GDN_WORKSPACE_TOO_SMALL);
+      EXPECT_NE(std::string(gdn_last_error()).find("workspace"), std::string::npos);
+    }
+    return gdn_gdn2_gates_backward(given, args);
+  };
+  for (const Backend& backend : PlacesAndRef()) p.Backward(backend, with_a_byte_less);
+}
+
+// More blocks than a grid has: refused before anything is read.
+TEST(Gdn2Gates, CudaRefusesMoreTokensThanAGridHasBlocks) {
+  Problem p(GDN2_DECAY_SOFTPLUS, 121, 1, 2, 12, 8);
+  const auto huge = [](const gdn_exec* given, const gdn2_gates_backward_args* args) {
+    gdn2_gates_backward_args many = *args;
+    many.forward.tokens = int64_t{1} << 38;
+    gdn_exec exec = *given;
+    EXPECT_EQ(gdn_gdn2_gates_backward_workspace(given, &many, &exec.workspace_bytes), GDN_OK);
+    EXPECT_EQ(gdn_gdn2_gates_backward(&exec, &many), GDN_UNSUPPORTED_SHAPE);
+    EXPECT_NE(std::string(gdn_last_error()).find("tokens"), std::string::npos);
+    return gdn_gdn2_gates_backward(given, args);
+  };
+  for (const Backend& backend : PlacesUnderTest()) {
+    if (OnDevice(backend)) p.Backward(backend, huge);
   }
 }
 
@@ -215,6 +303,8 @@ TEST(Gdn2Gates, RefusesEveryDamagedArgument) {
     backward_cases.push_back(
         {input.name, input.status, [&](Backward& a) { input.damage(a.forward); }});
   }
+  backward_cases.push_back(
+      {"gate_heads", GDN_UNSUPPORTED_SHAPE, [](Backward& a) { a.forward.gate_heads = 65537; }});
   ExpectRefusals<Backward>(backward, {&out}, gdn_gdn2_gates_backward, backward_cases,
                            CheckingPlaces());
 }

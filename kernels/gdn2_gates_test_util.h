@@ -26,7 +26,9 @@ struct Gdn2GatesProblem {
   float lower_bound = -5.0f;
   float erase_scale = 1.0f;
   bool with_a_log = true, with_dt_bias = true;
+  bool want_d_a_log = true, want_d_dt_bias = true;
   gdn_dtype dtype = GDN_F32;
+  int64_t f_pad = 3, w_pad = 1;  // Elements behind each row.
   Doubles f, b, w, a_log, dt_bias, d_g, d_erase, d_write;
 
   Gdn2GatesProblem(gdn2_decay kind, uint32_t seed, int64_t T = 5, int64_t G = 3, int64_t K = 4,
@@ -65,8 +67,8 @@ struct Gdn2GatesProblem {
     Floats a_log, dt_bias;
   };
   Inputs MakeInputs() const {
-    return {Rows(dtype, tokens, keys(), 3, f), Rows(dtype, tokens, keys(), 0, b),
-            Rows(dtype, tokens, width, 1, w), ToFloats(a_log), ToFloats(dt_bias)};
+    return {Rows(dtype, tokens, keys(), f_pad, f), Rows(dtype, tokens, keys(), 0, b),
+            Rows(dtype, tokens, width, w_pad, w), ToFloats(a_log), ToFloats(dt_bias)};
   }
   gdn2_gates_args Args(Place& at, const Inputs& in) const {
     gdn2_gates_args args{};
@@ -121,8 +123,11 @@ struct Gdn2GatesProblem {
     args.d_f = d_f.Out(at);
     args.d_b = d_b.Out(at);
     args.d_w = d_w.Out(at);
-    args.d_a_log = with_a_log ? d_a_log.Out(at) : nullptr;
-    args.d_dt_bias = with_dt_bias ? d_dt_bias.Out(at) : nullptr;
+    args.d_a_log = with_a_log && want_d_a_log ? d_a_log.Out(at) : nullptr;
+    args.d_dt_bias = with_dt_bias && want_d_dt_bias ? d_dt_bias.Out(at) : nullptr;
+    size_t bytes = 0;
+    EXPECT_EQ(gdn_gdn2_gates_backward_workspace(at.exec(), &args, &bytes), GDN_OK);
+    at.SetWorkspace(bytes);
     EXPECT_EQ(at.Call(op, args), GDN_OK) << gdn_last_error();
     return {d_f.Take(tokens), d_b.Take(tokens), d_w.Take(tokens), d_a_log.Take("d_a_log"),
             d_dt_bias.Take("d_dt_bias")};

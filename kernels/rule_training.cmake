@@ -17,7 +17,7 @@ gdn_test(kernels_rule_training_test
 if(GDN_CUDA)
   target_sources(gdn_kernels PRIVATE
     cuda/delta_rule_backward.cu cuda/delta_rule_backward_chunk.cu cuda/delta_rule_forward.cu cuda/gdn2.cu cuda/gdn2_backward.cu
-    cuda/gdn2_chunk.cu cuda/gdn2_gates.cu)
+    cuda/gdn2_chunk.cu cuda/gdn2_gates.cu cuda/gdn2_gates_backward.cu)
   # The CPU's tests on a GPU, where their bodies hold CUDA against REF.
   gdn_test(kernels_cuda_rule_training_test
     SRCS delta_rule_backward_test.cc delta_rule_training_contract_test.cc gdn2_backward_test.cc

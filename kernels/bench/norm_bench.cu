@@ -1,6 +1,6 @@
 // The training ops around the rule on a GPU: gated RMSNorm forward and backward, the backward of
-// the L2 norm, of the convolution and of the gates. Microseconds a call with a cold L2, beside
-// copies measured in the same run.
+// the L2 norm, of the convolution and of the gates, GDN2's too. Microseconds a call with a cold L2,
+// beside copies measured in the same run.
 //
 // Calls rotate over as many sets of buffers as exceed four times the L2; a CUDA graph holds one
 // call a set, and every figure is the median over its replays, divided by the calls. Bytes are
@@ -113,6 +113,7 @@ class Bench {
     Conv(8, 4096, 8192);
     Conv(1, 32768, 8192);
     Gates(32768, 32);
+    Gdn2Gates(32768, 32, 128, 4096);
     std::fflush(stdout);
   }
 
@@ -337,6 +338,42 @@ class Bench {
     };
     Case(Name("gates backward", heads), tokens, static_cast<double>(count) * 16.0, make,
          "SumPartials");
+  }
+
+  void Gdn2Gates(int64_t tokens, int64_t heads, int64_t key_dim, int64_t writes) {
+    const int64_t channels = heads * key_dim;
+    const auto make = [&](int) {
+      gdn2_gates_backward_args args{};
+      gdn2_gates_args& in = args.forward;
+      in.tokens = tokens;
+      in.gate_heads = heads;
+      in.key_dim = key_dim;
+      in.write_width = writes;
+      in.f = arena_.TakeHalves(tokens * channels, -3.0f, 3.0f);
+      in.b = arena_.TakeHalves(tokens * channels, -3.0f, 3.0f);
+      in.w = arena_.TakeHalves(tokens * writes, -3.0f, 3.0f);
+      in.fbw_dtype = GDN_BF16;
+      in.f_token_stride = in.b_token_stride = channels;
+      in.w_token_stride = writes;
+      in.decay = GDN2_DECAY_SOFTPLUS;
+      in.a_log = arena_.TakeFloats(heads, 0.0f, 2.0f);
+      in.dt_bias = arena_.TakeFloats(channels, -4.0f, -1.0f);
+      in.erase_scale = 1.0f;
+      args.d_g = arena_.TakeFloats(tokens * channels, -1.0f, 1.0f);
+      args.d_erase = arena_.TakeFloats(tokens * channels, -1.0f, 1.0f);
+      args.d_write = arena_.TakeFloats(tokens * writes, -1.0f, 1.0f);
+      args.d_f = arena_.Take<uint16_t>(tokens * channels);
+      args.d_b = arena_.Take<uint16_t>(tokens * channels);
+      args.d_w = arena_.Take<uint16_t>(tokens * writes);
+      args.d_a_log = arena_.Take<float>(heads);
+      args.d_dt_bias = arena_.Take<float>(channels);
+      gdn_exec exec = exec_;
+      Must(gdn_gdn2_gates_backward_workspace(&exec, &args, &exec.workspace_bytes));
+      exec.workspace = arena_.Take<char>(static_cast<int64_t>(exec.workspace_bytes));
+      return [exec, args] { return gdn_gdn2_gates_backward(&exec, &args); };
+    };
+    const double bytes = static_cast<double>(tokens) * (channels * 16.0 + writes * 8.0);
+    Case(Name("gdn2 gates backward", channels), tokens, bytes, make, "SumPartials");
   }
 
   static std::string Name(const std::string& what, int64_t dim) {

@@ -10,7 +10,16 @@ namespace {
 
 using namespace gdn::kernels;  // NOLINT(build/namespaces): the checks
 
-gdn_status CheckInputs(const char* op, const gdn2_gates_args& args) {
+// Bytes that the back end needs for a checked shape.
+size_t Workspace([[maybe_unused]] const gdn_exec& exec,
+                 [[maybe_unused]] const gdn2_gates_backward_args& args) {
+#ifdef GDN_HAS_CUDA
+  if (exec.backend == GDN_BACKEND_CUDA) return gdn::cuda::Gdn2GatesBackwardWorkspace(args);
+#endif
+  return 0;
+}
+
+gdn_status CheckShape(const char* op, const gdn2_gates_args& args) {
   GDN_RETURN_IF_ERROR(CheckExtent(op, "tokens", args.tokens, 0));
   GDN_RETURN_IF_ERROR(CheckExtent(op, "gate_heads", args.gate_heads, 1));
   GDN_RETURN_IF_ERROR(CheckExtent(op, "key_dim", args.key_dim, 1));
@@ -18,7 +27,11 @@ gdn_status CheckInputs(const char* op, const gdn2_gates_args& args) {
   GDN_CHECK_ARG(args.key_dim <= 256, GDN_UNSUPPORTED_SHAPE,
                 "%s: key_dim must be in 1..256, got %lld", op,
                 static_cast<long long>(args.key_dim));
-  GDN_RETURN_IF_ERROR(CheckElementType(op, "fbw_dtype", args.fbw_dtype));
+  return CheckElementType(op, "fbw_dtype", args.fbw_dtype);
+}
+
+gdn_status CheckInputs(const char* op, const gdn2_gates_args& args) {
+  GDN_RETURN_IF_ERROR(CheckShape(op, args));
   const int64_t width = args.gate_heads * args.key_dim;
   GDN_RETURN_IF_ERROR(CheckStride(op, "f_token_stride", args.f_token_stride, width));
   GDN_RETURN_IF_ERROR(CheckStride(op, "b_token_stride", args.b_token_stride, width));
@@ -61,7 +74,17 @@ gdn_status Check(const char* op, const gdn2_gates_args& args) {
   return CheckNoOverlap(op, args, {args.g, args.erase, args.write});
 }
 
+gdn_status CheckBackwardShape(const char* op, const gdn2_gates_args& args) {
+  GDN_RETURN_IF_ERROR(CheckShape(op, args));
+  // The workspace grows with tokens * gate_heads * key_dim.
+  GDN_CHECK_ARG(args.gate_heads <= 65536, GDN_UNSUPPORTED_SHAPE,
+                "%s: gate_heads must be in 1..65536, got %lld", op,
+                static_cast<long long>(args.gate_heads));
+  return GDN_OK;
+}
+
 gdn_status CheckBackward(const char* op, const gdn2_gates_backward_args& args) {
+  GDN_RETURN_IF_ERROR(CheckBackwardShape(op, args.forward));
   GDN_RETURN_IF_ERROR(CheckInputs(op, args.forward));
   if (args.forward.tokens == 0) return GDN_OK;
   GDN_RETURN_IF_ERROR(CheckPointer(op, "d_g", args.d_g));
@@ -82,9 +105,20 @@ gdn_status gdn_gdn2_gates(const gdn_exec* exec, const gdn2_gates_args* args) {
   GDN_DISPATCH(exec, args, Gdn2Gates);
 }
 
+gdn_status gdn_gdn2_gates_backward_workspace(const gdn_exec* exec,
+                                             const gdn2_gates_backward_args* args, size_t* bytes) {
+  constexpr char kOp[] = "gdn2_gates_backward_workspace";
+  GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
+  GDN_RETURN_IF_ERROR(CheckPointer(kOp, "bytes", bytes));
+  GDN_RETURN_IF_ERROR(CheckBackwardShape(kOp, args->forward));
+  *bytes = Workspace(*exec, *args);
+  return GDN_OK;
+}
+
 gdn_status gdn_gdn2_gates_backward(const gdn_exec* exec, const gdn2_gates_backward_args* args) {
   constexpr char kOp[] = "gdn2_gates_backward";
   GDN_RETURN_IF_ERROR(CheckAnyExec(kOp, exec, args));
   GDN_RETURN_IF_ERROR(CheckBackward(kOp, *args));
+  GDN_RETURN_IF_ERROR(CheckWorkspace(kOp, *exec, Workspace(*exec, *args)));
   GDN_DISPATCH(exec, args, Gdn2GatesBackward);
 }

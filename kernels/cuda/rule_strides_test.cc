@@ -239,7 +239,7 @@ TEST_F(RuleStridesCuda, X6Gdn2Backward) {
 
 TEST_F(RuleStridesCuda, X6Gdn2Gates) {
   for (const gdn_dtype dtype : {GDN_F32, GDN_BF16}) {
-    const Gdn2GatesProblem p(GDN2_DECAY_SOFTPLUS, 929, kRows, 3, 128, 65, dtype);
+    const Gdn2GatesProblem p(GDN2_DECAY_SOFTPLUS, 929, kRows, 3, 128, 68, dtype);
     const Gdn2Gates got = p.Forward(kCuda, GDN_F32, FarApart<gdn_gdn2_gates>);
     const Gdn2Gates expected = p.Forward(kCuda);
     EXPECT_EQ(got.g, expected.g);
@@ -251,6 +251,7 @@ TEST_F(RuleStridesCuda, X6Gdn2Gates) {
     EXPECT_EQ(back.b, of_rows.b);
     EXPECT_EQ(back.w, of_rows.w);
     EXPECT_EQ(back.a_log, of_rows.a_log);
+    EXPECT_EQ(back.dt_bias, of_rows.dt_bias);
   }
 }
 

@@ -16,11 +16,14 @@
  *      d_a_log[h]     = sum_{t,i} d_g * g                          softplus
  *      d_a_log[h]     = sum_{t,i} d_f * x                          bounded
  *      d_b = d_erase * erase_scale * s(b) * (1 - s(b)),  d_w = d_write * s(w) * (1 - s(w))
- *  Nothing but the forward's inputs is saved. Sums have one order: repeats are bit-equal. Backward
- *  outputs are overwritten, not added to. No output may overlap an input or another output.
+ *  Nothing but the forward's inputs is saved. Sums have one order that depends on the shape alone,
+ *  without atomics: repeats are bit-equal. Backward outputs are overwritten, not added to. No
+ *  output may overlap an input or another output.
  *
- *  FP32 arithmetic (REF: FP64), one rounding on the store. Back ends: REF, CPU and CUDA. No
- *  workspace. Source: flash-linear-attention, fla/ops/gdn2; Megatron-LM,
+ *  FP32 arithmetic (REF: FP64), one rounding on the store. Back ends: REF, CPU and CUDA. Only the
+ *  backward on CUDA needs a workspace, for the partial sums over tokens.
+ *
+ *  Source: flash-linear-attention, fla/ops/gdn2; Megatron-LM,
  *  megatron/core/ssm/gated_delta_net/gdn2.py.
  */
 #ifndef GDN_KERNELS_GDN2_GATES_H_
@@ -38,8 +41,8 @@ typedef enum gdn2_decay {
 } gdn2_decay;
 
 typedef struct gdn2_gates_args {
-  int64_t tokens;         /*!< T >= 0. */
-  int64_t gate_heads;     /*!< G >= 1: heads of g and erase. */
+  int64_t tokens;         /*!< T >= 0; with 0 the two sums are zeros. */
+  int64_t gate_heads;     /*!< G >= 1: heads of g and erase. Backward: <= 65536. */
   int64_t key_dim;        /*!< K >= 1. */
   int64_t write_width;    /*!< HV*V >= 1. */
   const void* f;          /*!< [in] [T, G*K] decay projection, channels dense. */
@@ -74,6 +77,9 @@ typedef struct gdn2_gates_backward_args {
 
 gdn_status gdn_gdn2_gates(const gdn_exec* exec, const gdn2_gates_args* args);
 gdn_status gdn_gdn2_gates_backward(const gdn_exec* exec, const gdn2_gates_backward_args* args);
+/*! \brief Scratch bytes of the call above. The pointers in args are not read. */
+gdn_status gdn_gdn2_gates_backward_workspace(const gdn_exec* exec,
+                                             const gdn2_gates_backward_args* args, size_t* bytes);
 
 #ifdef __cplusplus
 } /* extern "C" */
@@ -88,6 +94,7 @@ gdn_status Gdn2GatesBackward(const gdn_exec&, const gdn2_gates_backward_args&);
 namespace gdn::cuda {
 gdn_status Gdn2Gates(const gdn_exec&, const gdn2_gates_args&);
 gdn_status Gdn2GatesBackward(const gdn_exec&, const gdn2_gates_backward_args&);
+size_t Gdn2GatesBackwardWorkspace(const gdn2_gates_backward_args&);
 }  // namespace gdn::cuda
 #endif
 #endif /* GDN_KERNELS_GDN2_GATES_H_ */
