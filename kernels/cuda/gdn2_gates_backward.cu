@@ -51,8 +51,7 @@ __device__ inline void Store(T* to, const float (&from)[kN]) {
   }
 }
 
-// 1 / x of a normal number, within a unit of the last place; without the branch of a division, which
-// would keep the channels of a lane from running side by side.
+// 1 / x for x in [1, 2^30], within a unit of the last place, without a division's branches.
 __device__ inline float Reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -167,10 +166,10 @@ __global__ void __launch_bounds__(kThreads)
   partial[(row * 2 + which) * width + first + column] = sum;
 }
 
-// d_a_log from its parts by channels: a warp for a head. The name is for norm_bench, which leaves
-// out what SumPartials is part of.
-__global__ void __launch_bounds__(kThreads) SumPartialsOfHeads(const float* parts, int64_t heads,
-                                                               int64_t key_dim, float* d_a_log) {
+// d_a_log from its parts by channels: a warp for a head. norm_bench leaves out the kernels whose
+// names contain SumPartials.
+__global__ void __launch_bounds__(kThreads)
+    SumPartialsOfHeads(const float* parts, int64_t heads, int64_t key_dim, float* d_a_log) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t head = blockIdx.x * int64_t{kThreads / 32} + threadIdx.x / 32;
   WaitForPreviousKernel();
@@ -211,11 +210,10 @@ gdn_status LaunchTiles(const gdn2_gates_backward_args& args, const Device& devic
                 static_cast<long long>(in.tokens));
   cudaError_t error = cudaSuccess;
   ForElementType(in.fbw_dtype, [&]<typename T>() {
-    error = LaunchMaybeEarly(device.compute_capability >= 90,
-                             dim3(static_cast<unsigned>(Partials(in) * tiles)), dim3(kThreads), 0,
-                             stream, many ? Kernel<T, kMany> : Kernel<T, 1>, args,
-                             static_cast<uint32_t>(key_tiles), static_cast<uint32_t>(tiles),
-                             partial);
+    error = LaunchMaybeEarly(
+        device.compute_capability >= 90, dim3(static_cast<unsigned>(Partials(in) * tiles)),
+        dim3(kThreads), 0, stream, many ? Kernel<T, kMany> : Kernel<T, 1>, args,
+        static_cast<uint32_t>(key_tiles), static_cast<uint32_t>(tiles), partial);
   });
   return CheckCuda(kOp, error);
 }
