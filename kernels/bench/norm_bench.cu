@@ -7,8 +7,8 @@
 // those that a call must move, each input and output once. `% copy` is against a kernel that copies
 // as many bytes (half read, half written) in the same way, `% peak` against one that copies 2 GiB.
 //
-// `unsummed`: us where the kernel that adds up the blocks' partial sums, in their fixed order, does
-// not run. What determinism costs is at most the difference: other sums would take time as well.
+// `unsummed`: us where what adds up the blocks' partial sums, in their fixed order, does not run.
+// What determinism costs is at most the difference: other sums would take time as well.
 //
 // usage: norm_bench [--replays=11] [--rows=32,65536,...] [--dims=64,128,256]
 #include <cuda_runtime.h>

@@ -6,7 +6,8 @@ The layer has the convolution's output, q|k [T, 2 H, K] and v, as tensors that n
 where the convolution's backward computes them again. `caller`: gdn_l2_norm before the rule, whose
 output and rstd stay for its backward. `kernel`: the rule normalises. `copied`: q and k are split off
 and copied to the HV value heads before the rule, as stacks do whose rule knows no shared heads;
-otherwise the rule reads q and k where they lie. Each tensor is dropped as soon as nothing needs it.
+otherwise the rule reads q and k where they lie. o, which the layer's next op keeps, counts as kept; a
+caller's raw q|k stays until its rule's forward has ended.
 
 Needs torch and a GPU. usage: route_memory.py LIBRARY [--tokens=131072] [--heads=16:32] [--dim=128]
 """

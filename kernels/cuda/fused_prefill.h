@@ -1,4 +1,4 @@
-// The two kernels of the tuned fused prefill, and what lies between them in its workspace; and the
+// The kernels of the tuned fused prefill, and what lies between them in its workspace; and the
 // norm of the way without them.
 #ifndef KERNELS_CUDA_FUSED_PREFILL_H_
 #define KERNELS_CUDA_FUSED_PREFILL_H_

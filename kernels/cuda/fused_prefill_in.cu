@@ -41,7 +41,8 @@ __global__ void __launch_bounds__(kGroup, kBlocks) InKernel(const __grid_constan
       p, static_cast<int>(blockIdx.x), find, [] {}, NoTurns{}, 0, shared, group);
 }
 
-// Zeros for a kernel that may start at once, and waits before it needs them.
+// Zeros for a kernel that may start at once, and waits before it needs them. To be launched without
+// an early start of its own: that kernel reads x and writes chunks before it waits.
 __global__ void ClearWords(uint4* words, int64_t count) {
   AllowNextKernel();
   for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
@@ -65,7 +66,8 @@ gdn_status LaunchInTurn(const gdn_exec& exec, const InParams& p) {
 template <typename X>
 gdn_status Launch(const gdn_exec& exec, const InParams& p, const PrefillPlan& plan) {
   if (plan.stream_blocks > 0) {
-    // With three value heads of a key the half pair of the last costs more than pairs gain.
+    // With three value heads of a key the half pair of the last cost more than pairs gained, where
+    // it was measured.
     const bool pairs = p.ratio == 1 || p.ratio % 2 == 0;
     return pairs ? LaunchStream<X, true>(exec, kOp, p, plan.stream_blocks)
                  : LaunchStream<X, false>(exec, kOp, p, plan.stream_blocks);

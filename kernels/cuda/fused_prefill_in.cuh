@@ -84,7 +84,7 @@ struct Item {
   SlotChunk chunk;
   int32_t part;
   bool exists;
-  // Of items that are streamed: the sequence is padding, for which nothing is written but zeros.
+  // Of items that are streamed: the sequence is padding, for which nothing is prepared.
   bool padding;
 };
 

@@ -30,7 +30,9 @@ __device__ inline void Publish(uint32_t* ready) {
 }
 
 // Watches for a unit's chunks, by a warp: which of the next 32 after `chunk` are there. Two items
-// make a chunk; items[c] of both is 1 once chunk c is there.
+// make a chunk; first[c] and second[c] are 1 once chunk c is there. The kernel that clears them has
+// ended by then, but nothing that this one awaits says so: its zeros are seen because these loads
+// do not stop at the L1.
 __device__ inline uint32_t ReadyChunks(const uint32_t* first, const uint32_t* second, int chunk,
                                        int chunks, int lane) {
   const int at = chunk + lane;

@@ -43,6 +43,10 @@ struct Plan final : gdn_linear_plan {
 
 enum class Path { kSkinny, kTile, kWide, kLt };
 
+// Where some rows take cuBLASLt all more rows do, on which plans and workspaces rely: of 129 to 256
+// rows that fill the device, a whole K has as many blocks for all, and of a divided one R groups of
+// weights fill S multiprocessors with 193 rows on if 8 R <= S <= 16 R, and before that, two blocks
+// on each, already if 12 R <= 2 S and S <= 24 R.
 bool WideIsBest(const Plan& plan, int64_t rows) {
   if (rows < kFewestWideRows || kernels::LinearOutputs(plan.shape) > kMostWideOutputs) return false;
   if (rows <= kMostWideRows || plan.shape.kind == GDN_LINEAR_SILU_MUL) return true;
@@ -58,16 +62,6 @@ Path PathFor(const Plan& plan, int64_t rows) {
   if (plan.wide && (invariant || WideIsBest(plan, rows))) return Path::kWide;
   if (rows <= plan.skinny_rows) return Path::kSkinny;
   return invariant || rows <= kLinearSkinnyRows ? Path::kTile : Path::kLt;
-}
-
-// Whether any number of rows up to the plan's most takes cuBLASLt: which of 129 to 256 do depends
-// on the shape.
-bool NeedsLt(const Plan& plan) {
-  for (int64_t rows = kMostWideRows + 1; rows <= std::min(plan.shape.max_rows, kMostRowsOfOneFill);
-       ++rows) {
-    if (PathFor(plan, rows) == Path::kLt) return true;
-  }
-  return PathFor(plan, plan.shape.max_rows) == Path::kLt;
 }
 
 int64_t PassRows(const Plan& plan, Path path) {
@@ -271,7 +265,7 @@ gdn_status MakeLinearPlan(const gdn_linear_shape& shape, std::unique_ptr<gdn_lin
   if (plan->wide) {
     GDN_RETURN_IF_ERROR(CheckCuda(kPlanOp, PrepareLinearWide(shape.weight_dtype)));
   }
-  if (NeedsLt(*plan)) {
+  if (PathFor(*plan, shape.max_rows) == Path::kLt) {
     LtShape lt = {};
     lt.n = shape.n;
     lt.k = shape.k;

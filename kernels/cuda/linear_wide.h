@@ -47,7 +47,7 @@ struct LinearWideTiling {
 };
 LinearWideTiling ChooseLinearWide(const LinearWideArgs& args, int multiprocessors);
 // Whether its blocks occupy at least half of the multiprocessors, and all find room at the same
-// time. Depends on the shape alone.
+// time. Depends on the shape and the device alone.
 bool LinearWideFillsDevice(const LinearWideArgs& args, int multiprocessors);
 
 // Before the first launch on a device.
