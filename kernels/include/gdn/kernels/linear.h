@@ -12,7 +12,7 @@
  *
  *  CUDA: up to 16 rows (on sm_90 up to 8) take one launch that streams the weights once; on sm_90
  *  up to 128 rows, up to 256 where that fills the device once, and any number for SILU_MUL, take
- * one launch of the tensor cores, after one that makes n, if J is at most 32768 (and for SILU_MUL a
+ *  one launch of the tensor cores, after one that makes n, if J is at most 32768 (and for SILU_MUL a
  *  multiple of 8); all else takes cuBLASLt.
  *  Passes of at most 8192 rows bound the workspace: n in the weight's type and what cuBLASLt asks
  *  for (32 MiB at most); SILU_MUL through cuBLASLt also takes p in FP32, in passes of 1024 rows. A
