@@ -49,13 +49,6 @@ class FarRows {
   void* memory_;
 };
 
-Tensor Normal(uint32_t seed, gdn_dtype dtype, int64_t size) {
-  Random random(seed);
-  Tensor tensor(dtype, size);
-  FillNormal(random, tensor);
-  return tensor;
-}
-
 TEST(FarRows, X6L2Norm) {
   const Tensor x = Normal(1, GDN_BF16, kRows * kDim), dy = Normal(2, GDN_BF16, kRows * kDim);
   for (const Backend& backend : {kRef, CpuBackend(0)}) {

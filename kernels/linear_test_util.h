@@ -45,6 +45,12 @@ inline Backend CpuBackend(int32_t threads) { return {"cpu", GDN_BACKEND_CPU, thr
 inline void FillNormal(Random& random, Tensor& tensor, float scale = 1.0f) {
   for (int64_t i = 0; i < tensor.size(); ++i) tensor.Set(i, scale * random.Normal());
 }
+inline Tensor Normal(uint32_t seed, gdn_dtype dtype, int64_t size, float scale = 1.0f) {
+  Random random(seed);
+  Tensor tensor(dtype, size);
+  FillNormal(random, tensor, scale);
+  return tensor;
+}
 
 // A poisoned element is a NaN of all ones; nothing an op computes from finite inputs equals it.
 inline bool IsPoison(const Tensor& tensor, int64_t i) {

@@ -88,6 +88,13 @@ void ExpectContained(const Problem& p,
   }
 }
 
+using RuleFields = std::vector<std::pair<Doubles RuleProblem::*, int64_t>>;
+RuleFields RuleInputs(const RuleProblem& p) {
+  return {{&RuleProblem::q, p.keys()},     {&RuleProblem::k, p.keys()},
+          {&RuleProblem::v, p.values()},   {&RuleProblem::g, p.heads()},
+          {&RuleProblem::beta, p.heads()}, {&RuleProblem::state, 0}};
+}
+
 TEST(RuleRequests, X4NanStaysInItsRequestForward) {
   for (const RuleShape& shape : Shapes(false)) {
     const RuleProblem p(shape, 941);
@@ -99,19 +106,11 @@ TEST(RuleRequests, X4NanStaysInItsRequestForward) {
     };
     for (const Backend& backend : Backends()) {
       const RuleOutputs before = p.Forward(backend);
-      ExpectContained<RuleProblem>(
-          p,
-          {{&RuleProblem::q, p.keys()},
-           {&RuleProblem::k, p.keys()},
-           {&RuleProblem::v, p.values()},
-           {&RuleProblem::g, p.heads()},
-           {&RuleProblem::beta, p.heads()},
-           {&RuleProblem::state, 0}},
-          [&](const RuleProblem& bad, bool shows) {
-            const RuleOutputs after = bad.Forward(backend);
-            EXPECT_TRUE(OnlyTheSecondChanged(p.cu, results(before), results(after)) || !shows)
-                << backend.name << ": lost";
-          });
+      ExpectContained<RuleProblem>(p, RuleInputs(p), [&](const RuleProblem& bad, bool shows) {
+        const RuleOutputs after = bad.Forward(backend);
+        EXPECT_TRUE(OnlyTheSecondChanged(p.cu, results(before), results(after)) || !shows)
+            << backend.name << ": lost";
+      });
     }
   }
 }
@@ -124,23 +123,16 @@ TEST(RuleRequests, X4NanStaysInItsRequestBackward) {
               {&d.v, p.values(), false},   {&d.g, p.heads(), false},
               {&d.beta, p.heads(), false}, {&d.state, p.states() / p.n(), true}};
     };
+    RuleFields fields = RuleInputs(p);
+    fields.push_back({&RuleProblem::d_o, p.values()});
+    fields.push_back({&RuleProblem::d_final, 0});
     for (const Backend& backend : Backends()) {
       const RuleGradients before = p.Backward(backend);
-      ExpectContained<RuleProblem>(
-          p,
-          {{&RuleProblem::q, p.keys()},
-           {&RuleProblem::k, p.keys()},
-           {&RuleProblem::v, p.values()},
-           {&RuleProblem::g, p.heads()},
-           {&RuleProblem::beta, p.heads()},
-           {&RuleProblem::state, 0},
-           {&RuleProblem::d_o, p.values()},
-           {&RuleProblem::d_final, 0}},
-          [&](const RuleProblem& bad, bool shows) {
-            const RuleGradients after = bad.Backward(backend);
-            EXPECT_TRUE(OnlyTheSecondChanged(p.cu, results(before), results(after)) || !shows)
-                << backend.name << ": lost";
-          });
+      ExpectContained<RuleProblem>(p, fields, [&](const RuleProblem& bad, bool shows) {
+        const RuleGradients after = bad.Backward(backend);
+        EXPECT_TRUE(OnlyTheSecondChanged(p.cu, results(before), results(after)) || !shows)
+            << backend.name << ": lost";
+      });
     }
   }
 }

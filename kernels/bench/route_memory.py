@@ -17,17 +17,14 @@ import os
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, "..", "..", "tests", "training"))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "..", "tests", "training")]
 
 import torch
 
 from gdn_torch import DeltaRule, L2Norm, Library
+from peers_timing import uniform
 
 MIB = 2**20
-
-
-def uniform(*shape, low=-1.0, high=1.0, dtype=torch.bfloat16):
-    return torch.empty(shape, dtype=dtype, device="cuda").uniform_(low, high)
 
 
 class Layer:

@@ -23,17 +23,22 @@ inline bool GpuIsRequired() {
   return required != nullptr && std::strcmp(required, "1") == 0;
 }
 
+// Why no GPU can be used; empty where one can.
+inline std::string WhyNoDevice() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess && count > 0) return "";
+  (void)cudaGetLastError();
+  return std::string("no CUDA device: ") +
+         (error == cudaSuccess ? "the driver reports none" : cudaGetErrorString(error));
+}
+
 // Skips, with the reason, where no GPU can be used; fails instead with GDN_REQUIRE_GPU=1.
 class CudaTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    int count = 0;
-    const cudaError_t error = cudaGetDeviceCount(&count);
-    if (error == cudaSuccess && count > 0) return;
-    const std::string reason =
-        std::string("no CUDA device: ") +
-        (error == cudaSuccess ? "the driver reports none" : cudaGetErrorString(error));
-    (void)cudaGetLastError();
+    const std::string reason = WhyNoDevice();
+    if (reason.empty()) return;
     if (GpuIsRequired()) {
       FAIL() << reason << ", and GDN_REQUIRE_GPU=1";
     }
@@ -46,6 +51,14 @@ inline void Must(cudaError_t error) {
     ADD_FAILURE() << cudaGetErrorName(error) << ": " << cudaGetErrorString(error);
     std::abort();  // Nothing after it could be trusted.
   }
+}
+// Why so many bytes of the device cannot be had; empty where they can.
+inline std::string WhyNoMemory(size_t bytes) {
+  size_t free_bytes = 0, total_bytes = 0;
+  Must(cudaMemGetInfo(&free_bytes, &total_bytes));
+  if (free_bytes >= bytes) return "";
+  return "needs " + std::to_string(bytes) + " bytes of device memory, " +
+         std::to_string(free_bytes) + " are free";
 }
 
 // Device memory.
@@ -238,6 +251,20 @@ inline void ExpectSameBits(const FusedCall& a, const FusedCall& b) {
   EXPECT_TRUE(a.y.bytes() == b.y.bytes());
   EXPECT_TRUE(a.state.bytes() == b.state.bytes());
   EXPECT_TRUE(a.conv_state.bytes() == b.conv_state.bytes());
+}
+
+// Makes a call's one sequence the last of so many, of which the others are empty and padding.
+template <typename Call>
+void MakeLastOf(int64_t sequences, Call& call) {
+  const int32_t tokens = call.cu_seqlens.back();
+  const int64_t read = call.read.back(), write = call.write.back();
+  call.cu_seqlens.assign(static_cast<size_t>(sequences) + 1, 0);
+  call.cu_seqlens.back() = tokens;
+  call.read.assign(static_cast<size_t>(sequences), -1);
+  call.write.assign(static_cast<size_t>(sequences), -1);
+  call.fresh.assign(static_cast<size_t>(sequences), 0);
+  call.read.back() = read;
+  call.write.back() = write;
 }
 
 }  // namespace gdn::kernels

@@ -348,13 +348,7 @@ TEST_F(ChunkedPrefill, ManySequencesAndAReplayedGraph) {
   shape.ratio = 2;
   DeltaCall one(shape, 80);
   DeltaCall call = one;
-  call.cu_seqlens.assign(kSequences + 1, 0);
-  call.cu_seqlens.back() = 70;
-  call.read.assign(kSequences, -1);
-  call.write.assign(kSequences, -1);
-  call.fresh.assign(kSequences, 0);
-  call.read.back() = one.read[0];
-  call.write.back() = one.write[0];
+  MakeLastOf(kSequences, call);
   const DeltaCall got = Result(call);
   ExpectSameBits(got, Result(one));
 

@@ -254,13 +254,7 @@ TEST_F(FusedPrefill, MoreSequencesThanAGridDimension) {
   ExpectTunedLikeRef(one);
   PrefillCall call = one;
   call.shape.rows = kSequences;
-  call.cu_seqlens.assign(kSequences + 1, 0);
-  call.cu_seqlens.back() = 70;
-  call.read.assign(kSequences, -1);
-  call.write.assign(kSequences, -1);
-  call.fresh.assign(kSequences, 0);
-  call.read.back() = one.read[0];
-  call.write.back() = one.write[0];
+  MakeLastOf(kSequences, call);
   const PrefillCall alone = Result(one);
   for (const cuda::PrefillPlan& plan : {kAuto, kInTurn, kWalkConvolves, kStream, kWideStream}) {
     SCOPED_TRACE(NameOf(plan));

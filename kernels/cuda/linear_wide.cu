@@ -187,8 +187,7 @@ LinearWideTiling ChooseLinearWide(const LinearWideArgs& args, int multiprocessor
   // The ring of n holds what hides its way from the L2; the weight, which comes from further away,
   // gets the rest, and what it does not need goes back to n.
   const int stages = CeilDiv(CeilDiv(args.k, kWideStage), tiling.splits);
-  const bool in_place = SumsInPlace(tiling.splits);
-  const int sums = tiling.splits > 1 && !in_place ? SumsBytes(tiling) : 0;
+  const int sums = tiling.splits > 1 && !SumsInQuads(tiling.splits) ? SumsBytes(tiling) : 0;
   const int n_bytes = tiling.rows * kWideStageBytes;
   const int w_bytes = WideWeightBytes(tiling.groups);
   const int space = WideSharedBytes(tiling.groups, tiling.splits) - kWideAlignment - sums;
@@ -235,7 +234,7 @@ cudaError_t LaunchLinearWide(gdn_dtype weight_dtype, const LinearWideArgs& args,
   // Behind what is sent, which lies where the slots were; and unless the cluster meets before,
   // behind the slots.
   params.sums_offset = SumsBytes(tiling);
-  if (!SumsInPlace(tiling.splits)) {
+  if (!SumsInQuads(tiling.splits)) {
     params.sums_offset =
         std::max(params.sums_offset, tiling.w_slots * WideWeightBytes(tiling.groups) +
                                          tiling.n_slots * tiling.rows * kWideStageBytes);

@@ -122,9 +122,6 @@ __device__ inline void ApplyFactors(const float* factors, float (&d)[kRows / 2])
   }
 }
 
-// A cluster of so few blocks exchanges its sums where its rings were, once all are through them.
-__host__ __device__ constexpr bool SumsInPlace(int splits) { return SumsInQuads(splits); }
-
 template <typename W, int kRows, bool kGate, int kSplits, int kGroups>
 __global__ void __launch_bounds__(WideBlock<kGroups>::kThreads,
                                   WideBlock<kGroups>::kPerMultiprocessor)
@@ -138,7 +135,7 @@ __global__ void __launch_bounds__(WideBlock<kGroups>::kThreads,
   unsigned char* const w_slots = shared;
   unsigned char* const n_slots = shared + p.w_slots * Block::kWeightBytes;
   constexpr int kNBytes = kRows * kWideStageBytes;
-  constexpr bool kMeets = SumsInPlace(kSplits);
+  constexpr bool kMeets = SumsInQuads(kSplits);
   constexpr bool kAlone = kCopiesAlone<kRows, kSplits, kGroups>;
 
   const WidePlace place = WidePlace::Here();

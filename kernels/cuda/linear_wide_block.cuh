@@ -18,7 +18,8 @@ constexpr int kWideAlignment = 1024;
 constexpr int kMostSplits = 8;
 constexpr int kFewSplits = 4;
 constexpr int kTwoSplits = 2;
-// Such blocks exchange their sums in quads (QuadSums).
+// A cluster of so few blocks exchanges its sums in quads (QuadSums), where its rings were, once all
+// are through them.
 __host__ __device__ constexpr bool SumsInQuads(int splits) {
   return splits == kFewSplits || splits == kTwoSplits;
 }

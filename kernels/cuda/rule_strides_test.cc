@@ -3,7 +3,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -148,12 +147,9 @@ class RuleStridesCuda : public CudaTest {
   void SetUp() override {
     CudaTest::SetUp();
     if (IsSkipped() || HasFatalFailure()) return;
-    size_t free = 0, total = 0;
-    Must(cudaMemGetInfo(&free, &total));
-    if (free >= kBytesNeeded) return;
-    const std::string reason = "needs " + std::to_string(kBytesNeeded) + " bytes of device memory";
-    const char* required = std::getenv("GDN_REQUIRE_GPU");
-    if (required != nullptr && std::string(required) == "1") {
+    const std::string reason = WhyNoMemory(kBytesNeeded);
+    if (reason.empty()) return;
+    if (GpuIsRequired()) {
       FAIL() << reason << ", and GDN_REQUIRE_GPU=1";
     }
     GTEST_SKIP() << reason;

@@ -30,17 +30,12 @@ constexpr DeviceMemory kMemory{Allocate, Free, Upload, Download};
 class Environment : public ::testing::Environment {
  public:
   void SetUp() override {
-    int count = 0;
-    const cudaError_t error = cudaGetDeviceCount(&count);
-    if (error == cudaSuccess && count > 0) {
+    const std::string reason = WhyNoDevice();
+    if (reason.empty()) {
       DeviceMemoryUnderTest() = &kMemory;
       return;
     }
-    const std::string reason =
-        std::string("no CUDA device: ") +
-        (error == cudaSuccess ? "the driver reports none" : cudaGetErrorString(error));
-    const char* required = std::getenv("GDN_REQUIRE_GPU");
-    if (required != nullptr && std::strcmp(required, "1") == 0) {
+    if (GpuIsRequired()) {
       FAIL() << reason << ", and GDN_REQUIRE_GPU=1";
     }
     std::printf("[  SKIPPED ] %s\n", reason.c_str());  // What ctest looks for, in every test.

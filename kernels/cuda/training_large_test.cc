@@ -16,11 +16,8 @@ constexpr int64_t kTail = 7;
 
 // Where the device has less memory the test is skipped; with GDN_REQUIRE_GPU=1 it fails.
 bool HasMemory(size_t bytes) {
-  size_t free_bytes = 0, total_bytes = 0;
-  Must(cudaMemGetInfo(&free_bytes, &total_bytes));
-  if (free_bytes >= bytes) return true;
-  const std::string reason = "needs " + std::to_string(bytes) + " bytes of device memory, " +
-                             std::to_string(free_bytes) + " are free";
+  const std::string reason = WhyNoMemory(bytes);
+  if (reason.empty()) return true;
   if (GpuIsRequired()) {
     ADD_FAILURE() << reason << ", and GDN_REQUIRE_GPU=1";
   } else {

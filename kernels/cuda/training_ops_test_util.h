@@ -43,6 +43,20 @@ struct DeviceOp {
   size_t AddE4m3(int64_t size) { return AddBytes(static_cast<size_t>(size), Kind::kE4m3); }
   // Of which the call may leave a part as it was.
   size_t AddScratch(size_t bytes) { return AddBytes(bytes, Kind::kScratch); }
+  // Gives a call the workspace that `query` asks for.
+  template <typename Query, typename Args>
+  auto AddWorkspace(Query query, const Args& args) {
+    gdn_exec cuda{};
+    cuda.backend = GDN_BACKEND_CUDA;
+    size_t bytes = 0;
+    EXPECT_EQ(query(&cuda, &args, &bytes), GDN_OK);
+    void* const scratch = buffers[AddScratch(bytes)].get();
+    return [scratch, bytes](gdn_exec exec) {
+      exec.workspace = scratch;
+      exec.workspace_bytes = bytes;
+      return exec;
+    };
+  }
 
   void Poison() {
     for (const Written& w : outputs) {
@@ -87,13 +101,6 @@ struct DeviceOp {
     return buffers.size() - 1;
   }
 };
-
-inline Tensor Normal(uint32_t seed, gdn_dtype dtype, int64_t size, float scale = 1.0f) {
-  Random random(seed);
-  Tensor tensor(dtype, size);
-  FillNormal(random, tensor, scale);
-  return tensor;
-}
 
 inline gdn_row_strides Dense(const Shape& s) {
   return {s.seq * s.heads * s.dim, s.heads * s.dim, s.dim, 1};
@@ -140,16 +147,9 @@ inline DeviceOp GatedNorm(const Shape& s, gdn_dtype dtype, gdn_fp8_scaling fp8) 
   backward.dx = at(dx);
   backward.dgate = at(dgate);
   backward.dgamma = at(dgamma);
-  gdn_exec query{};
-  query.backend = GDN_BACKEND_CUDA;
-  size_t bytes = 0;
-  EXPECT_EQ(gdn_gated_rms_norm_backward_workspace(&query, &backward, &bytes), GDN_OK);
-  const size_t workspace = op.AddScratch(bytes);
-  void* const scratch = at(workspace);
+  const auto with_workspace = op.AddWorkspace(gdn_gated_rms_norm_backward_workspace, backward);
   op.call = [=](const gdn_exec& exec) {
-    gdn_exec with = exec;
-    with.workspace = scratch;
-    with.workspace_bytes = bytes;
+    const gdn_exec with = with_workspace(exec);
     gdn_status status = gdn_gated_rms_norm_forward(&with, &forward);
     if (status == GDN_OK && quantise) {
       status = gdn_gated_rms_norm_forward(&with, &quantised);
@@ -247,16 +247,9 @@ inline DeviceOp GatesBackward(int64_t tokens, int64_t heads, gdn_dtype dtype) {
   args.d_b = op.buffers[d_b].get();
   args.d_a_log = op.buffers[d_a_log].get<float>();
   args.d_dt_bias = op.buffers[d_dt_bias].get<float>();
-  gdn_exec query{};
-  query.backend = GDN_BACKEND_CUDA;
-  size_t bytes = 0;
-  EXPECT_EQ(gdn_gates_backward_workspace(&query, &args, &bytes), GDN_OK);
-  const size_t workspace = op.AddScratch(bytes);
-  void* const scratch = op.buffers[workspace].get();
+  const auto with_workspace = op.AddWorkspace(gdn_gates_backward_workspace, args);
   op.call = [=](const gdn_exec& exec) {
-    gdn_exec with = exec;
-    with.workspace = scratch;
-    with.workspace_bytes = bytes;
+    const gdn_exec with = with_workspace(exec);
     return gdn_gates_backward(&with, &args);
   };
   return op;
@@ -332,16 +325,9 @@ inline DeviceOp ConvBackward(const std::vector<int32_t>& cu, int64_t channels, g
   args.d_weight = op.buffers[d_weight].get<float>();
   args.d_bias = op.buffers[d_bias].get<float>();
   args.d_initial_state = op.buffers[d_state].get<float>();
-  gdn_exec query{};
-  query.backend = GDN_BACKEND_CUDA;
-  size_t bytes = 0;
-  EXPECT_EQ(gdn_causal_conv_backward_workspace(&query, &args, &bytes), GDN_OK);
-  const size_t workspace = op.AddScratch(bytes);
-  void* const scratch = op.buffers[workspace].get();
+  const auto with_workspace = op.AddWorkspace(gdn_causal_conv_backward_workspace, args);
   op.call = [=](const gdn_exec& exec) {
-    gdn_exec with = exec;
-    with.workspace = scratch;
-    with.workspace_bytes = bytes;
+    const gdn_exec with = with_workspace(exec);
     return gdn_causal_conv_backward(&with, &args);
   };
   return op;

@@ -12,11 +12,11 @@
  *
  *  CUDA: up to 16 rows (on sm_90 up to 8) take one launch that streams the weights once; on sm_90
  *  up to 128 rows, up to 256 where that fills the device once, and any number for SILU_MUL, take
- *  one launch of the tensor cores, after one that makes n, if J is at most 32768 (and for SILU_MUL a
- *  multiple of 8); all else takes cuBLASLt.
- *  Passes of at most 8192 rows bound the workspace: n in the weight's type and what cuBLASLt asks
- *  for (32 MiB at most); SILU_MUL through cuBLASLt also takes p in FP32, in passes of 1024 rows. A
- *  workspace for some rows serves fewer rows too.
+ *  one launch of the tensor cores, after one that makes n, if J is at most 32768 (and for
+ *  SILU_MUL a multiple of 8); all else takes cuBLASLt. Passes of at most 8192 rows bound the
+ *  workspace: n in the weight's type and what cuBLASLt asks for (32 MiB at most); SILU_MUL
+ *  through cuBLASLt also takes p in FP32, in passes of 1024 rows. A workspace for some rows
+ *  serves fewer rows too.
  *
  *  A norm in two parts: a product that adds to the residual stream can make the rows of the next
  *  norm's product as well, so that no launch of its own has to. With `after_norm` it also gives
